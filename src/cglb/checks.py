@@ -1,0 +1,143 @@
+"""The public boundary: data in, validated float64 arrays on; results out as NumPy.
+
+`boundary` wraps every public function that takes data. It looks arguments up by name, so one table of
+shapes (the notation of the docs) serves them all, and the functions inside may trust their input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cglb.precision import float64, is_float64, is_traced, to_numpy
+
+__all__ = ["as_data", "boundary", "check_finite", "check_same"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# name -> sizes of its axes, by letter: n training rows, s test rows, m inducing points, d inputs
+SHAPES = {
+    "X": ("n", "d"),
+    "y": ("n",),
+    "v": ("n",),
+    "v0": ("n",),
+    "Z": ("m", "d"),
+    "X_star": ("s", "d"),
+    "free": ("p",),
+}
+MEANING = {
+    "n": "training rows",
+    "s": "test rows",
+    "m": "inducing points",
+    "d": "inputs (columns)",
+    "p": "free parameters",
+}
+
+
+def as_data(name: str, value: Any, ndim: int) -> jax.Array:
+    """`value` as a float64 array of `ndim` axes, or a ValueError with `name` and what was found.
+
+    Integers, booleans and lower precisions convert without loss; complex, text and object do not.
+    """
+    if is_traced(value):
+        array = value
+    else:
+        array = np.asarray(value)
+        if array.dtype == object:
+            with contextlib.suppress(TypeError, ValueError):
+                array = array.astype(np.float64)
+        # bfloat16 and the like are extension types with kind "V" for NumPy, but numbers for JAX
+        if not (array.dtype.kind in "biuf" or jnp.issubdtype(array.dtype, jnp.floating)):
+            raise ValueError(
+                f"{name} must hold real numbers, found dtype {array.dtype}. "
+                "Encode categories and dates as numbers first."
+            )
+        array = array.astype(np.float64)
+    if array.ndim != ndim:
+        hint = ""
+        if ndim == 2 and array.ndim == 1:
+            hint = f" For a single input column pass {name}[:, None]."
+        elif ndim == 1 and array.ndim == 2:
+            hint = f" For a single column pass {name}[:, 0]."
+        raise ValueError(
+            f"{name} must have {ndim} axes {SHAPES.get(name, '')}, found shape {array.shape}.{hint}"
+        )
+    if array.size == 0:
+        raise ValueError(f"{name} is empty: found shape {array.shape}.")
+    if isinstance(array, np.ndarray):
+        check_finite(name, array)
+    return jnp.asarray(array, dtype=jnp.float64)
+
+
+def check_finite(name: str, array: np.ndarray) -> None:
+    """ValueError with the count and the place of NaN or infinite entries, if there are any."""
+    if np.isfinite(array).all():
+        return
+    bad = ~np.isfinite(array)
+    if array.ndim == 2:
+        columns = np.flatnonzero(bad.any(axis=0))
+        where = f"in column(s) {', '.join(map(str, columns[:10]))}"
+    else:
+        where = f"first at row {int(np.flatnonzero(bad)[0])}"
+    raise ValueError(
+        f"{name} has {int(bad.sum())} entries that are NaN or infinite, {where}. "
+        "Drop or fill those rows first."
+    )
+
+
+def check_same(sizes: dict[str, tuple[str, int]], letter: str, name: str, size: int) -> None:
+    """Record that axis `letter` of `name` has `size`; ValueError if another argument disagrees."""
+    other = sizes.setdefault(letter, (name, size))
+    if other[1] != size:
+        raise ValueError(
+            f"{name} and {other[0]} disagree on {letter} ({MEANING.get(letter, letter)}): "
+            f"{name} has {size}, {other[0]} has {other[1]}."
+        )
+
+
+def boundary(function: Callable[P, R]) -> Callable[P, R]:
+    """Validate data arguments by name, run in the float64 scope, return NumPy to float32 callers."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = signature.bind(*args, **kwargs)
+        already = is_float64()
+        with float64():
+            sizes: dict[str, tuple[str, int]] = {}
+            for name, value in bound.arguments.items():
+                letters = SHAPES.get(name)
+                if letters is None or value is None:
+                    continue
+                array = as_data(name, value, len(letters))
+                for letter, size in zip(letters, array.shape, strict=True):
+                    check_same(sizes, letter, name, size)
+                bound.arguments[name] = array
+            for name in ("self", "gp", "kernel"):
+                if isinstance(bound.arguments.get(name), eqx.Module):
+                    bound.arguments[name] = jax.tree.map(jnp.asarray, bound.arguments[name])
+                    _check_kernel(bound.arguments[name], sizes)
+            if "m" in sizes and "n" in sizes and sizes["m"][1] > sizes["n"][1]:
+                raise ValueError(
+                    f"Z has {sizes['m'][1]} inducing points, more than the {sizes['n'][1]} training "
+                    "rows. Use at most n of them, or bounds.exact, which then costs less."
+                )
+            result = function(*bound.args, **bound.kwargs)
+            return result if already else to_numpy(result)
+
+    return wrapped
+
+
+def _check_kernel(gp: Any, sizes: dict[str, tuple[str, int]]) -> None:
+    kernel = getattr(gp, "kernel", gp)
+    if "d" in sizes and hasattr(kernel, "check_columns"):
+        kernel.check_columns(sizes["d"][1])

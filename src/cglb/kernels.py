@@ -1,0 +1,376 @@
+"""Covariance functions.
+
+A kernel is a small pytree of natural-valued parameters with two methods: `kernel(X1, X2)` is the matrix
+of covariances [n1, n2] and `kernel.diag(X)` its diagonal [n] for X1 = X2 = X. Stationary kernels are a
+`profile` of the squared scaled distance r². Kernels combine: `k1 + k2`, `k1 * k2`, `2.0 * k`,
+`k.on([0, 3])` (a restriction to columns).
+
+Distances come from one matrix product, |x|² + |x'|² − 2xᵀx', which is what makes tiles fast. Profiles
+carry their own derivative in r², so that coincident points give finite gradients.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from cglb.precision import Number, is_traced
+
+__all__ = [
+    "RBF",
+    "Columns",
+    "Constant",
+    "Kernel",
+    "Linear",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Periodic",
+    "Product",
+    "RationalQuadratic",
+    "Scaled",
+    "Stationary",
+    "Sum",
+    "parameter",
+]
+
+
+# one number, or one a column
+Numbers = Float[Array, "..."] | Float[np.ndarray, "..."]
+
+
+def as_parameter(value: Any) -> Any:
+    """A hyperparameter as a float64 NumPy array; arrays that JAX is tracing or holds pass through."""
+    return value if isinstance(value, jax.Array) else np.asarray(value, dtype=np.float64)
+
+
+def parameter(default: float | None = None, *, real: bool = False) -> Any:
+    """A hyperparameter field. Positive unless `real`: `constraints.py` reads this mark."""
+    options: dict[str, Any] = {"converter": as_parameter, "metadata": {"real": real}}
+    if default is not None:
+        options["default"] = default
+    return eqx.field(**options)
+
+
+def check_parameter(owner: str, name: str, value: Any, max_ndim: int) -> None:
+    """ValueError unless `value` is finite, positive and has at most `max_ndim` axes."""
+    if value.ndim > max_ndim:
+        kind = "a number" if max_ndim == 0 else "a number or one number a column"
+        raise ValueError(f"{owner}: {name} must be {kind}, found shape {value.shape}.")
+    if is_traced(value):
+        return
+    if not np.isfinite(value).all() or not (np.asarray(value) > 0).all():
+        raise ValueError(f"{owner}: {name} must be positive and finite, found {np.asarray(value)}.")
+
+
+class Kernel(eqx.Module):
+    """What every covariance function provides."""
+
+    @abc.abstractmethod
+    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        """Covariances between the rows of X1 and of X2."""
+
+    @abc.abstractmethod
+    def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """Prior variances k(x, x)."""
+
+    def check_columns(self, d: int) -> None:
+        """ValueError if this kernel cannot take inputs with d columns."""
+
+    def on(self, columns: Sequence[int]) -> Columns:
+        """This kernel, seeing only the given columns."""
+        return Columns(self, tuple(columns))
+
+    def __add__(self, other: Kernel) -> Sum:
+        return Sum(self, other)
+
+    def __mul__(self, other: Kernel | float) -> Product | Scaled:
+        return Product(self, other) if isinstance(other, Kernel) else other * self
+
+    def __rmul__(self, other: float) -> Scaled:
+        return Scaled(self, as_parameter(other))
+
+
+def _columnwise(parameter: Numbers) -> Numbers:
+    """A scalar as it is, a vector of length d as [1, d]."""
+    return parameter if parameter.ndim == 0 else parameter[None, :]
+
+
+def _constant(value: Number, shape: tuple[int, ...], dtype: Any) -> Array:
+    return jnp.full(shape, value, dtype=dtype)
+
+
+def squared_distance(X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+    """r² between all rows, never negative. Rounding is of order 1e-16 times the squared spread, which
+    is why both sides are shifted to a common point near the data first."""
+    shift = jax.lax.stop_gradient(X2[:1])
+    X1, X2 = X1 - shift, X2 - shift
+    norms = jnp.sum(X1 * X1, axis=1)[:, None] + jnp.sum(X2 * X2, axis=1)[None, :]
+    return jnp.maximum(norms - 2.0 * (X1 @ X2.T), 0.0)
+
+
+def _with_slope(
+    value: Callable[[Array], Array], slope: Callable[[Array], Array]
+) -> Callable[[Array], Array]:
+    """A profile of r² with its derivative given, in place of autodiff through the root at 0."""
+    profile = jax.custom_jvp(value)
+    profile.defjvp(lambda primals, tangents: (profile(primals[0]), slope(primals[0]) * tangents[0]))
+    return profile
+
+
+def _root(r2: Array) -> Array:
+    """√r² whose own derivative at 0 is 0, not infinite."""
+    positive = r2 > 0.0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, r2, 1.0)), 0.0)
+
+
+def _matern12_slope(r2: Array) -> Array:
+    # −exp(−r)/(2r): unbounded at 0, where it only ever meets a difference x − x' of 0
+    r = _root(r2)
+    return jnp.where(r2 > 0.0, -0.5 * jnp.exp(-r) / jnp.where(r2 > 0.0, r, 1.0), 0.0)
+
+
+def _matern32(r2: Array) -> Array:
+    s = jnp.sqrt(3.0 * r2)
+    return (1.0 + s) * jnp.exp(-s)
+
+
+def _matern52(r2: Array) -> Array:
+    s = jnp.sqrt(5.0 * r2)
+    return (1.0 + s + (5.0 / 3.0) * r2) * jnp.exp(-s)
+
+
+def _matern52_slope(r2: Array) -> Array:
+    s = _root(5.0 * r2)
+    return (-5.0 / 6.0) * (1.0 + s) * jnp.exp(-s)
+
+
+matern12 = _with_slope(lambda r2: jnp.exp(-jnp.sqrt(r2)), _matern12_slope)
+matern32 = _with_slope(_matern32, lambda r2: -1.5 * jnp.exp(-_root(3.0 * r2)))
+matern52 = _with_slope(_matern52, _matern52_slope)
+
+
+class Stationary(Kernel):
+    """k(x, x') = variance · profile(r²), r² = Σⱼ (xⱼ − x'ⱼ)²/lengthscaleⱼ².
+
+    `lengthscale` is one number, or one a column (automatic relevance determination).
+    """
+
+    lengthscale: Numbers = parameter(1.0)
+    variance: Number = parameter(1.0)
+
+    def __check_init__(self) -> None:
+        check_parameter(type(self).__name__, "lengthscale", self.lengthscale, 1)
+        check_parameter(type(self).__name__, "variance", self.variance, 0)
+
+    @abc.abstractmethod
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The correlation at squared scaled distance r²; 1 at 0."""
+
+    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        scale = _columnwise(self.lengthscale)
+        return self.profile(squared_distance(X1 / scale, X2 / scale)) * self.variance
+
+    def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return _constant(self.variance, X.shape[:1], X.dtype)
+
+    def check_columns(self, d: int) -> None:
+        if self.lengthscale.ndim == 1 and self.lengthscale.shape[0] not in (1, d):
+            raise ValueError(
+                f"{type(self).__name__} has {self.lengthscale.shape[0]} lengthscales, but the data "
+                f"has {d} columns. Give one lengthscale, or one a column."
+            )
+
+
+class RBF(Stationary):
+    """Squared exponential: profile exp(−r²/2)."""
+
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.exp(-0.5 * r2)
+
+
+class Matern12(Stationary):
+    """Matérn-1/2 (exponential): profile exp(−r)."""
+
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        return matern12(r2)
+
+
+class Matern32(Stationary):
+    """Matérn-3/2: profile (1 + √3 r) exp(−√3 r)."""
+
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        return matern32(r2)
+
+
+class Matern52(Stationary):
+    """Matérn-5/2: profile (1 + √5 r + 5r²/3) exp(−√5 r)."""
+
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        return matern52(r2)
+
+
+class RationalQuadratic(Stationary):
+    """Rational quadratic: profile (1 + r²/(2·alpha))^(−alpha)."""
+
+    alpha: Number = parameter(1.0)
+
+    def __check_init__(self) -> None:
+        check_parameter("RationalQuadratic", "alpha", self.alpha, 0)
+
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.exp(-self.alpha * jnp.log1p(r2 / (2.0 * self.alpha)))
+
+
+class Periodic(Kernel):
+    """variance · exp(−2 Σⱼ sin²(π(xⱼ − x'ⱼ)/periodⱼ)/lengthscaleⱼ²).
+
+    With each input put on a circle, (cos, sin) of 2πx/period, this is an RBF of the chord length, so it
+    costs one matrix product like the stationary kernels.
+    """
+
+    lengthscale: Numbers = parameter(1.0)
+    period: Numbers = parameter(1.0)
+    variance: Number = parameter(1.0)
+
+    def __check_init__(self) -> None:
+        check_parameter("Periodic", "lengthscale", self.lengthscale, 1)
+        check_parameter("Periodic", "period", self.period, 1)
+        check_parameter("Periodic", "variance", self.variance, 0)
+
+    def _circle(self, X: Array) -> Array:
+        angle = 2.0 * np.pi * X / _columnwise(self.period)
+        scale = _columnwise(self.lengthscale)
+        return jnp.concatenate([jnp.cos(angle) / scale, jnp.sin(angle) / scale], axis=1)
+
+    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        return jnp.exp(-0.5 * squared_distance(self._circle(X1), self._circle(X2))) * self.variance
+
+    def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return _constant(self.variance, X.shape[:1], X.dtype)
+
+    def check_columns(self, d: int) -> None:
+        for name in ("lengthscale", "period"):
+            value = getattr(self, name)
+            if value.ndim == 1 and value.shape[0] not in (1, d):
+                raise ValueError(f"Periodic has {value.shape[0]} {name}s, but the data has {d} columns.")
+
+
+class Linear(Kernel):
+    """Σⱼ varianceⱼ xⱼ x'ⱼ, with one variance or one a column."""
+
+    variance: Numbers = parameter(1.0)
+
+    def __check_init__(self) -> None:
+        check_parameter("Linear", "variance", self.variance, 1)
+
+    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        return (X1 * _columnwise(self.variance)) @ X2.T
+
+    def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return jnp.sum(X * X * _columnwise(self.variance), axis=1)
+
+    def check_columns(self, d: int) -> None:
+        if self.variance.ndim == 1 and self.variance.shape[0] not in (1, d):
+            raise ValueError(
+                f"Linear has {self.variance.shape[0]} variances, but the data has {d} columns."
+            )
+
+
+class Constant(Kernel):
+    """The same covariance everywhere: an unknown offset. (Noise belongs to the model, not here.)"""
+
+    variance: Number = parameter(1.0)
+
+    def __check_init__(self) -> None:
+        check_parameter("Constant", "variance", self.variance, 0)
+
+    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        return _constant(self.variance, (X1.shape[0], X2.shape[0]), X1.dtype)
+
+    def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return _constant(self.variance, X.shape[:1], X.dtype)
+
+
+class Sum(Kernel):
+    """k1 + k2."""
+
+    left: Kernel
+    right: Kernel
+
+    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        return self.left(X1, X2) + self.right(X1, X2)
+
+    def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return self.left.diag(X) + self.right.diag(X)
+
+    def check_columns(self, d: int) -> None:
+        self.left.check_columns(d)
+        self.right.check_columns(d)
+
+
+class Product(Kernel):
+    """k1 · k2, entry by entry."""
+
+    left: Kernel
+    right: Kernel
+
+    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        return self.left(X1, X2) * self.right(X1, X2)
+
+    def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return self.left.diag(X) * self.right.diag(X)
+
+    def check_columns(self, d: int) -> None:
+        self.left.check_columns(d)
+        self.right.check_columns(d)
+
+
+class Scaled(Kernel):
+    """factor · k."""
+
+    kernel: Kernel
+    factor: Number = parameter(1.0)
+
+    def __check_init__(self) -> None:
+        check_parameter("Scaled", "factor", self.factor, 0)
+
+    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        return self.kernel(X1, X2) * self.factor
+
+    def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return self.kernel.diag(X) * self.factor
+
+    def check_columns(self, d: int) -> None:
+        self.kernel.check_columns(d)
+
+
+class Columns(Kernel):
+    """A kernel that sees only some of the columns."""
+
+    kernel: Kernel
+    columns: tuple[int, ...] = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        if not self.columns or min(self.columns) < 0:
+            raise ValueError(f"columns must be column numbers from 0, found {self.columns}.")
+
+    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        return self.kernel(X1[:, self.columns], X2[:, self.columns])
+
+    def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return self.kernel.diag(X[:, self.columns])
+
+    def check_columns(self, d: int) -> None:
+        if max(self.columns) >= d:
+            raise ValueError(
+                f"The kernel uses column {max(self.columns)}, but the data has {d} columns."
+            )
+        self.kernel.check_columns(len(self.columns))

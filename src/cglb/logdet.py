@@ -1,0 +1,153 @@
+"""Bounds on log|K̂| that need only the Nyström factors: O(n + m³) once those are there.
+
+Upper bounds, from loose to tight (each is at most the one before, except that `hadamard` and
+`waterfill` are not ordered between themselves):
+
+    trace      log|Q̂| + tr(E)/σ²                          SGPR's
+    amgm       log|Q̂| + n log(1 + tr(E)/(nσ²))            the paper's, by AM-GM
+    hadamard   log|Q̂| + Σ log(1 + δᵢ/σ²)                  at most amgm, by Jensen
+    waterfill  max Σ log(ℓᵢ + eᵢ), eᵢ ≥ 0, Σeᵢ = tr(E)    the appendix's, over the eigenvalues ℓ of Q̂
+
+Lower bounds: nystrom is log|Q̂|, spectral is log|Q̂| + log(1 + tr(E)/ℓ₁), ℓ₁ the largest eigenvalue.
+Here E = K − Q ⪰ 0 and δ = diag E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from cglb import triangular
+
+__all__ = ["LOWER", "UPPER", "LogdetBound", "Spectrum", "find"]
+
+
+class Spectrum(eqx.Module):
+    """What the bounds look at: σ², G = AAᵀ and the residual's diagonal or trace."""
+
+    noise: Float[Array, ""]
+    G: Float[Array, "m m"]
+    residual_trace: Float[Array, ""]
+    residual_diag: Float[Array, " n"]  # zeros for bounds that declare they don't use it
+
+    @property
+    def n(self) -> int:
+        return self.residual_diag.shape[0]
+
+    @property
+    def logdet_Q(self) -> Float[Array, ""]:
+        """log|Q̂| = n log σ² + log|I + G|."""
+        return self.n * jnp.log(self.noise) + logdet_plus_identity(self.G)
+
+    @property
+    def eigenvalues(self) -> Float[Array, " m"]:
+        """The m largest eigenvalues of Q̂, ascending, differentiable also where they coincide."""
+        _, U = jnp.linalg.eigh(lax.stop_gradient(self.G))
+        return self.noise * (1.0 + jnp.maximum(jnp.sum(U * (self.G @ U), axis=0), 0.0))
+
+
+@jax.custom_vjp
+def logdet_plus_identity(G: Float[Array, "m m"]) -> Float[Array, ""]:
+    """log|I + G| for G ⪰ 0; the gradient (I + G)⁻¹ is made of matrix products."""
+    return _logdet_forward(G)[0]
+
+
+@jax.jit
+def _logdet_forward(G: Array) -> tuple[Array, Array]:
+    LB = jnp.linalg.cholesky(G + jnp.eye(G.shape[0], dtype=G.dtype))
+    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(LB))), LB
+
+
+@jax.jit
+def _logdet_backward(LB: Array, g: Array) -> tuple[Array]:
+    inverse = triangular.inverse(LB)
+    return (g * (inverse.T @ inverse),)
+
+
+logdet_plus_identity.defvjp(_logdet_forward, _logdet_backward)
+
+
+def trace(spectrum: Spectrum) -> Float[Array, ""]:
+    """log|K̂| ≤ log|Q̂| + tr(E)/σ²."""
+    return spectrum.logdet_Q + spectrum.residual_trace / spectrum.noise
+
+
+def amgm(spectrum: Spectrum) -> Float[Array, ""]:
+    """log|K̂| ≤ log|Q̂| + n log(1 + tr(E)/(nσ²)): the geometric mean of 1 + (λᵢ − ℓᵢ)/σ² is at most
+    its arithmetic mean."""
+    n = spectrum.n
+    return spectrum.logdet_Q + n * jnp.log1p(spectrum.residual_trace / (n * spectrum.noise))
+
+
+def hadamard(spectrum: Spectrum) -> Float[Array, ""]:
+    """log|K̂| ≤ log|Q̂| + Σ log(1 + δᵢ/σ²): K̂ = Q̂ + E and Q̂ ⪰ σ²I give
+    log|K̂| − log|Q̂| = log|I + Q̂^(−½)EQ̂^(−½)| ≤ log|I + E/σ²|, then Hadamard's inequality."""
+    return spectrum.logdet_Q + jnp.sum(jnp.log1p(spectrum.residual_diag / spectrum.noise))
+
+
+def waterfill(spectrum: Spectrum) -> Float[Array, ""]:
+    """log|K̂| ≤ max Σᵢ log(ℓᵢ + eᵢ) over e ≥ 0 with Σe = tr(E).
+
+    The maximum pours tr(E) over the spectrum like water: every level below the water line w is raised
+    to w. With k of the m eigenvalues under water beside the n − m that equal σ²,
+    w = (tr(E) + Σ of those levels)/(n − m + k); exactly one k is consistent. O(n + m log m).
+    """
+    ell = spectrum.eigenvalues
+    m, floor_count = ell.shape[0], spectrum.n - ell.shape[0]
+    k = jnp.arange(m + 1)
+    below = jnp.concatenate([jnp.zeros(1, dtype=ell.dtype), jnp.cumsum(ell)])
+    count = (floor_count + k).astype(ell.dtype)
+    levels = (spectrum.residual_trace + floor_count * spectrum.noise + below) / jnp.maximum(count, 1.0)
+    next_level = jnp.concatenate([ell, jnp.full(1, jnp.inf, dtype=ell.dtype)])
+    # the first k whose water line stays under the next eigenvalue (none can be under water if count = 0)
+    fits = (levels <= next_level) & (count > 0.0)
+    chosen = lax.stop_gradient(jnp.argmax(fits))
+    submerged = jnp.arange(m) < chosen
+    dry = jnp.sum(jnp.where(submerged, 0.0, jnp.log(ell)))
+    return count[chosen] * jnp.log(levels[chosen]) + dry
+
+
+def nystrom(spectrum: Spectrum) -> Float[Array, ""]:
+    """log|K̂| ≥ log|Q̂|."""
+    return spectrum.logdet_Q
+
+
+def spectral(spectrum: Spectrum) -> Float[Array, ""]:
+    """log|K̂| ≥ log|Q̂| + log(1 + tr(E)/ℓ₁): the product Π(1 + eᵢ/ℓᵢ) is at least 1 + Σeᵢ/ℓᵢ."""
+    return spectrum.logdet_Q + jnp.log1p(spectrum.residual_trace / spectrum.eigenvalues[-1])
+
+
+@dataclass(frozen=True)
+class LogdetBound:
+    """A bound by name. `diagonal`: it needs δ itself, not only its sum, which makes gradients dearer."""
+
+    name: str
+    function: Callable[[Spectrum], Float[Array, ""]]
+    diagonal: bool = False
+
+
+UPPER: Mapping[str, LogdetBound] = {
+    "trace": LogdetBound("trace", trace),
+    "amgm": LogdetBound("amgm", amgm),
+    "hadamard": LogdetBound("hadamard", hadamard, diagonal=True),
+    "waterfill": LogdetBound("waterfill", waterfill),
+}
+LOWER: Mapping[str, LogdetBound] = {
+    "nystrom": LogdetBound("nystrom", nystrom),
+    "spectral": LogdetBound("spectral", spectral),
+}
+
+
+def find(logdet: str | LogdetBound, among: Mapping[str, LogdetBound]) -> LogdetBound:
+    """The bound a name stands for; ValueError with the names there are."""
+    if isinstance(logdet, LogdetBound):
+        return logdet
+    if logdet not in among:
+        raise ValueError(f"logdet must be one of {', '.join(among)}, found {logdet!r}.")
+    return among[logdet]

@@ -1,0 +1,145 @@
+"""The kernel matrix as an operator: K̂V, K(X*, X)V, the diagonal, and gradients of bilinear forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from cglb.kernels import Kernel
+from cglb.model import GP
+from cglb.precision import cast
+from cglb.tiles import Plan, bilinear, dense, product, tile_size
+
+__all__ = ["DenseOperator", "KernelOperator", "Operator", "kernel_operator"]
+
+
+def _as_matrix(V: Array) -> tuple[Array, bool]:
+    return (V[:, None], True) if V.ndim == 1 else (V, False)
+
+
+class KernelOperator(eqx.Module):
+    """K̂ = K(X, X) + noise·I without storing it. Memory O(n·(t + d)) beside a few tiles a core.
+
+    It computes in the dtype of its fields and answers in that of the vector it is given, so a float32
+    copy (`astype`) serves inside float64 code.
+    """
+
+    kernel: Kernel
+    noise: Float[Array, ""]
+    X: Float[Array, "n d"]
+    tile: int = eqx.field(static=True)
+
+    @property
+    def n(self) -> int:
+        return self.X.shape[0]
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(self.tile, symmetric=True)
+
+    def astype(self, dtype: Any) -> KernelOperator:
+        """The same operator computing in `dtype`."""
+        return KernelOperator(
+            cast(self.kernel, dtype), cast(self.noise, dtype), cast(self.X, dtype), tile_size(dtype)
+        )
+
+    def __matmul__(self, V: Float[Array, "n *t"]) -> Float[Array, "n *t"]:
+        """K̂ V for one vector [n] or several [n, t]."""
+        columns, squeeze = _as_matrix(V.astype(self.X.dtype))
+        out = product(self.plan, self.kernel, self.X, self.X, columns) + self.noise * columns
+        return (out[:, 0] if squeeze else out).astype(V.dtype)
+
+    def cross(self, X_star: Float[Array, "s d"], V: Float[Array, "n *t"]) -> Float[Array, "s *t"]:
+        """K(X_star, X) V; no noise."""
+        columns, squeeze = _as_matrix(V.astype(self.X.dtype))
+        plan = Plan(self.tile, symmetric=False)
+        out = product(plan, self.kernel, X_star.astype(self.X.dtype), self.X, columns)
+        return (out[:, 0] if squeeze else out).astype(V.dtype)
+
+    def diagonal(self) -> Float[Array, " n"]:
+        """diag K̂."""
+        return self.kernel.diag(self.X) + self.noise
+
+    def bilinear_gradient(
+        self, a: Float[Array, "n *t"], b: Float[Array, "n *t"]
+    ) -> tuple[Kernel, Float[Array, ""], Float[Array, "n d"]]:
+        """Gradient of Σₜ aₜᵀ K̂ bₜ in (kernel, noise, X), in one pass over the tiles."""
+        a, b = _as_matrix(a)[0], _as_matrix(b)[0]
+        kernel_bar, X1_bar, X2_bar = bilinear(self.plan, self.kernel, self.X, self.X, a, b)
+        assert X1_bar is not None
+        assert X2_bar is not None
+        return kernel_bar, jnp.sum(a * b), X1_bar + X2_bar
+
+    def dense(self) -> Float[Array, "n n"]:
+        """K̂ as an array, for small n."""
+        return dense(self.kernel, self.noise, self.X)
+
+
+class DenseOperator(eqx.Module):
+    """K̂ stored once, for small n or many products: the interface of `KernelOperator`."""
+
+    tiled: KernelOperator
+    K_hat: Float[Array, "n n"]
+
+    @property
+    def n(self) -> int:
+        return self.tiled.n
+
+    def astype(self, dtype: Any) -> DenseOperator:
+        """The same operator computing in `dtype`."""
+        return DenseOperator(self.tiled.astype(dtype), self.K_hat.astype(dtype))
+
+    def __matmul__(self, V: Float[Array, "n *t"]) -> Float[Array, "n *t"]:
+        """K̂ V for one vector [n] or several [n, t]."""
+        return (self.K_hat @ V.astype(self.K_hat.dtype)).astype(V.dtype)
+
+    def cross(self, X_star: Float[Array, "s d"], V: Float[Array, "n *t"]) -> Float[Array, "s *t"]:
+        """K(X_star, X) V; no noise."""
+        return self.tiled.cross(X_star, V)
+
+    def diagonal(self) -> Float[Array, " n"]:
+        """diag K̂."""
+        return jnp.diagonal(self.K_hat)
+
+    def bilinear_gradient(
+        self, a: Float[Array, "n *t"], b: Float[Array, "n *t"]
+    ) -> tuple[Kernel, Float[Array, ""], Float[Array, "n d"]]:
+        """Gradient of Σₜ aₜᵀ K̂ bₜ in (kernel, noise, X)."""
+        return self.tiled.bilinear_gradient(a, b)
+
+    def dense(self) -> Float[Array, "n n"]:
+        """K̂ itself."""
+        return self.K_hat
+
+
+Operator = KernelOperator | DenseOperator
+
+
+def kernel_operator(
+    gp: GP,
+    X: Float[Array, "n d"],
+    *,
+    dtype: Any = jnp.float64,
+    tile: int | None = None,
+    memory_gb: float | None = None,
+    store: bool = False,
+) -> Operator:
+    """K̂ of a model on data.
+
+    dtype:     float64, or float32 where a rounded product will do (inside CG).
+    tile:      rows a tile; by default what fits this device's cache and `memory_gb`.
+    store:     keep K̂ [n, n] in memory.
+    """
+    if tile is None:
+        tile = tile_size(dtype, memory_gb)
+    if tile < 1:
+        raise ValueError(f"tile must be at least 1, found {tile}.")
+    gp = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype=dtype), gp)
+    tiled = KernelOperator(
+        gp.kernel, jnp.asarray(gp.noise), jnp.asarray(X, dtype=dtype), min(tile, X.shape[0])
+    )
+    return DenseOperator(tiled, tiled.dense()) if store else tiled

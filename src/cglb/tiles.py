@@ -1,0 +1,290 @@
+"""The loop over tiles of K: the only place where tiles exist.
+
+K [n, n] is never stored. Products and gradients of bilinear forms walk over square tiles that stay in
+cache; by symmetry each tile is made once and used twice. The tiles are dealt out to lanes, one a core,
+that run at the same time when the call is eager; inside `jit` or `vmap` there is one lane.
+
+    product         K V                                    n² kernel entries, O(n·t) memory
+    bilinear        d(Σₜ aₜᵀ K bₜ)/d(kernel, inputs)       n² entries and slopes, O(n·(t + d)) memory
+
+Reverse mode through `product` uses `bilinear`, so no tile is ever kept for it.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from cglb.kernels import Kernel
+from cglb.precision import float64, is_traced
+
+__all__ = ["Plan", "bilinear", "dense", "known_product", "product", "tile_size"]
+
+# Rows a tile. On a CPU a tile and its temporaries should fit in a core's level-2 cache (a 200 × 200
+# float64 tile is 320 kB); an accelerator wants larger ones to fill its units.
+CPU_TILE = {8: 200, 4: 256}
+ACCELERATOR_TILE = 2048
+
+
+class Plan(NamedTuple):
+    """How to walk K(X1, X2): static, so part of the compilation key."""
+
+    tile: int
+    symmetric: bool  # X1 is X2: visit each pair of blocks once
+
+
+def tile_size(dtype: Any, memory_gb: float | None = None) -> int:
+    """Rows a tile for this device, shrunk where a few tiles a core would exceed the budget."""
+    itemsize = jnp.dtype(dtype).itemsize
+    tile = CPU_TILE[itemsize] if jax.default_backend() == "cpu" else ACCELERATOR_TILE
+    if memory_gb is not None:
+        tiles_alive = 6 * _lanes()
+        tile = min(tile, int((memory_gb * 2**30 / (tiles_alive * itemsize)) ** 0.5))
+    return max(tile, 16)
+
+
+def product(
+    plan: Plan,
+    kernel: Kernel,
+    X1: Float[Array, "n1 d"],
+    X2: Float[Array, "n2 d"],
+    V: Float[Array, "n2 t"],
+) -> Float[Array, "n1 t"]:
+    """K(X1, X2) V, differentiable in kernel, X1, X2 and V."""
+    return _product(plan, kernel, X1, X2, V)
+
+
+def bilinear(
+    plan: Plan,
+    kernel: Kernel,
+    X1: Float[Array, "n1 d"],
+    X2: Float[Array, "n2 d"],
+    a: Float[Array, "n1 t"],
+    b: Float[Array, "n2 t"],
+    inputs: bool = True,
+) -> tuple[Kernel, Float[Array, "n1 d"] | None, Float[Array, "n2 d"] | None]:
+    """Gradient of Σₜ aₜᵀ K(X1, X2) bₜ in the kernel's hyperparameters, X1 and X2, in one pass.
+
+    For a symmetric plan the gradient in X is the sum of the last two; `inputs=False` skips both.
+    """
+    blocks = _blocks(plan, X1, X2)
+    a_blocks, b_blocks = _pad(a, blocks.rows, plan.tile), _pad(b, blocks.columns, plan.tile)
+    X1_blocks, X2_blocks = _pad(X1, blocks.rows, plan.tile), _pad(X2, blocks.columns, plan.tile)
+    parts = _run_lanes(
+        lambda *pairs: _bilinear_lane(
+            plan.symmetric, inputs, kernel, X1_blocks, X2_blocks, a_blocks, b_blocks, *pairs
+        ),
+        blocks,
+        traced=is_traced(kernel, X1, X2, a, b),
+    )
+    kernel_bar, X1_bar, X2_bar = jax.tree.map(lambda *lanes: sum(lanes[1:], lanes[0]), *parts)
+    if not inputs:
+        return kernel_bar, None, None
+    n1, n2, d = X1.shape[0], X2.shape[0], X1.shape[1]
+    return kernel_bar, X1_bar.reshape(-1, d)[:n1], X2_bar.reshape(-1, d)[:n2]
+
+
+def known_product(
+    plan: Plan,
+    kernel: Kernel,
+    X: Float[Array, "n d"],
+    v: Float[Array, " n"],
+    Kv: Float[Array, " n"],
+) -> Float[Array, " n"]:
+    """K(X, X) v where the caller already has the value `Kv`: free forwards, one `bilinear` backwards.
+
+    Differentiable in the kernel alone: X and v are held fixed (CG chose v; the bound holds for any v).
+    """
+    return _known_product(plan, kernel, X, v, Kv)  # pyright: ignore[reportReturnType]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _known_product(plan: Plan, kernel: Kernel, X: Array, v: Array, Kv: Array) -> Array:
+    return Kv
+
+
+def _known_forward(plan: Plan, kernel: Kernel, X: Array, v: Array, Kv: Array) -> Any:
+    return Kv, (kernel, X, v)
+
+
+def _known_backward(plan: Plan, residuals: Any, g: Array) -> Any:
+    kernel, X, v = residuals
+    kernel_bar, _, _ = bilinear(plan, kernel, X, X, g[:, None], v[:, None], inputs=False)
+    return kernel_bar, jnp.zeros_like(X), jnp.zeros_like(v), jnp.zeros_like(v)
+
+
+_known_product.defvjp(_known_forward, _known_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(plan: Plan, kernel: Kernel, X1: Array, X2: Array, V: Array) -> Array:
+    blocks = _blocks(plan, X1, X2)
+    V_blocks = _pad(V, blocks.columns, plan.tile)
+    X1_blocks, X2_blocks = _pad(X1, blocks.rows, plan.tile), _pad(X2, blocks.columns, plan.tile)
+    parts = _run_lanes(
+        lambda *pairs: _product_lane(plan.symmetric, kernel, X1_blocks, X2_blocks, V_blocks, *pairs),
+        blocks,
+        traced=is_traced(kernel, X1, X2, V),
+    )
+    total = jax.tree.reduce(jnp.add, parts)
+    return total.reshape(-1, V.shape[1])[: X1.shape[0]]
+
+
+def _product_forward(plan: Plan, kernel: Kernel, X1: Array, X2: Array, V: Array) -> Any:
+    return _product(plan, kernel, X1, X2, V), (kernel, X1, X2, V)
+
+
+def _product_backward(plan: Plan, residuals: Any, G: Array) -> Any:
+    kernel, X1, X2, V = residuals
+    kernel_bar, X1_bar, X2_bar = bilinear(plan, kernel, X1, X2, G, V)
+    return kernel_bar, X1_bar, X2_bar, _product(plan, kernel, X2, X1, G)
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+@jax.jit
+def dense(kernel: Kernel, noise: Float[Array, ""], X: Float[Array, "n d"]) -> Float[Array, "n n"]:
+    """K(X, X) + noise·I as one array, its diagonal exact."""
+    return _diagonal_tile(kernel, X) + noise * jnp.eye(X.shape[0], dtype=X.dtype)
+
+
+# ---- tiles, lanes and padding ----
+
+
+class _Blocks(NamedTuple):
+    rows: int
+    columns: int
+    pairs: list[tuple[np.ndarray, np.ndarray, np.ndarray]]  # a lane: rows, columns, diagonal
+
+
+def _blocks(plan: Plan, X1: Array, X2: Array) -> _Blocks:
+    """Deal the tiles out to lanes of equal length, so that one compilation serves them all.
+
+    Block numbers run to one past the data: that last block is all padding, and lanes that would fall
+    short visit it, where every vector is 0.
+    """
+    rows, columns = -(-X1.shape[0] // plan.tile), -(-X2.shape[0] // plan.tile)
+    if plan.symmetric:
+        I, J = np.triu_indices(rows, 1)
+        D = np.arange(rows)
+    else:
+        I, J = (index.ravel() for index in np.mgrid[:rows, :columns])
+        D = np.zeros(0, dtype=np.int64)
+    lanes = min(_lanes(), max(len(I), len(D), 1))
+    pairs = [
+        (_deal(I, lane, lanes, rows), _deal(J, lane, lanes, columns), _deal(D, lane, lanes, rows))
+        for lane in range(lanes)
+    ]
+    return _Blocks(rows + 1, columns + 1, pairs)
+
+
+def _deal(index: np.ndarray, lane: int, lanes: int, filler: int) -> np.ndarray:
+    length = -(-len(index) // lanes)
+    mine = index[lane::lanes]
+    return np.concatenate([mine, np.full(length - len(mine), filler)]).astype(np.int32)
+
+
+def _pad(array: Array, blocks: int, tile: int) -> Array:
+    """[n, t] with zero rows added, as [blocks, tile, t]."""
+    missing = blocks * tile - array.shape[0]
+    padded = jnp.pad(array, ((0, missing), (0, 0)))
+    return padded.reshape(blocks, tile, array.shape[1])
+
+
+def _lanes() -> int:
+    """Cores this process may use; one on an accelerator, which is parallel by itself."""
+    if jax.default_backend() != "cpu":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run_lanes(lane: Any, blocks: _Blocks, traced: bool) -> list[Any]:
+    """Each lane's result. XLA runs the small operations of one tile loop on one core, so eager
+    calls give every lane a thread of its own."""
+    if traced or len(blocks.pairs) == 1:
+        return [lane(*pairs) for pairs in blocks.pairs]
+
+    def run(pairs: Any) -> Any:
+        with float64():  # the scope is local to a thread
+            return jax.block_until_ready(lane(*pairs))
+
+    with ThreadPoolExecutor(len(blocks.pairs)) as pool:
+        return list(pool.map(run, blocks.pairs))
+
+
+def _diagonal_tile(kernel: Kernel, X: Array) -> Array:
+    """K(X, X) for one block, its diagonal exact rather than through the rounded distance."""
+    return jnp.where(jnp.eye(X.shape[0], dtype=bool), kernel.diag(X)[:, None], kernel(X, X))
+
+
+@partial(jax.jit, static_argnums=0)
+def _product_lane(
+    symmetric: bool, kernel: Kernel, X1: Array, X2: Array, V: Array, I: Array, J: Array, D: Array
+) -> Array:
+    def off_diagonal(out: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+        i, j = pair
+        K = kernel(X1[i], X2[j])
+        out = out.at[i].add(K @ V[j])
+        if symmetric:
+            out = out.at[j].add(K.T @ V[i])
+        return out, None
+
+    def diagonal(out: Array, i: Array) -> tuple[Array, None]:
+        return out.at[i].add(_diagonal_tile(kernel, X1[i]) @ V[i]), None
+
+    out = jnp.zeros((X1.shape[0], X1.shape[1], V.shape[2]), dtype=V.dtype)
+    out, _ = lax.scan(off_diagonal, out, (I, J))
+    return lax.scan(diagonal, out, D)[0]
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _bilinear_lane(
+    symmetric: bool,
+    inputs: bool,
+    kernel: Kernel,
+    X1: Array,
+    X2: Array,
+    a: Array,
+    b: Array,
+    I: Array,
+    J: Array,
+    D: Array,
+) -> tuple[Kernel, Array, Array]:
+    def accumulate(carry: Any, tile: Any, i: Array, j: Array, weights: Array) -> Any:
+        kernel_bar, X1_bar, X2_bar = carry
+        if inputs:
+            _, pull = jax.vjp(tile, kernel, X1[i], X2[j])
+            k_bar, x1_bar, x2_bar = pull(weights)
+            X1_bar, X2_bar = X1_bar.at[i].add(x1_bar), X2_bar.at[j].add(x2_bar)
+        else:
+            _, pull = jax.vjp(lambda k: tile(k, X1[i], X2[j]), kernel)
+            (k_bar,) = pull(weights)
+        return jax.tree.map(jnp.add, kernel_bar, k_bar), X1_bar, X2_bar
+
+    def off_diagonal(carry: Any, pair: tuple[Array, Array]) -> tuple[Any, None]:
+        i, j = pair
+        weights = a[i] @ b[j].T
+        if symmetric:
+            weights = weights + b[i] @ a[j].T
+        return accumulate(carry, lambda k, x1, x2: k(x1, x2), i, j, weights), None
+
+    def diagonal(carry: Any, i: Array) -> tuple[Any, None]:
+        def tile(k: Kernel, x1: Array, x2: Array) -> Array:
+            eye = jnp.eye(x1.shape[0], dtype=bool)
+            return jnp.where(eye, k.diag(x1)[:, None], k(x1, x2))
+
+        return accumulate(carry, tile, i, i, a[i] @ b[i].T), None
+
+    kernel_bar = jax.tree.map(jnp.zeros_like, kernel)
+    carry = (kernel_bar, jnp.zeros_like(X1), jnp.zeros_like(X2))
+    carry, _ = lax.scan(off_diagonal, carry, (I, J))
+    return lax.scan(diagonal, carry, D)[0]

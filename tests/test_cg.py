@@ -1,0 +1,119 @@
+"""Conjugate gradients: the certificate is true, and stopping is never silent."""
+
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import problem, slack_for
+
+import cglb
+from cglb import Stop, bounds, nystrom
+from cglb.cg import conjugate_gradients
+
+
+@given(problem(), st.floats(-4.0, 1.0))
+def test_tolerance_means_slack_in_nats(case, log_tolerance):
+    gp, X, y, Z, _ = case
+    tolerance = 10.0**log_tolerance
+    solution = cglb.solve(gp, X, y, Z, tolerance=tolerance)
+    best = np.linalg.solve(problems.dense(gp, X), y - float(gp.mean))
+    value = bounds.cglb(gp, X, y, Z, solution.v).value
+    ideal = bounds.cglb(gp, X, y, Z, best).value
+    room = slack_for(ideal, value)
+    assert ideal - value <= float(solution.slack) + room
+    if solution.stop is Stop.TOLERANCE:
+        assert solution.slack <= tolerance
+    else:
+        assert solution.slack > tolerance
+
+
+@given(problem())
+def test_any_start_is_at_least_as_good_as_sgpr(case):
+    gp, X, y, Z, v = case
+    solution = cglb.solve(gp, X, y, Z, v0=1e6 * v, max_steps=0)
+    assert solution.steps == 0
+    sgpr = bounds.sgpr(gp, X, y, Z, logdet="amgm").value
+    value = bounds.cglb(gp, X, y, Z, solution.v).value
+    assert value >= sgpr - slack_for(sgpr)
+
+
+def hard_problem(n=200):
+    """Low noise and few inducing points: many steps."""
+    X, y, _ = problems.data(n=n, d=2)
+    gp = cglb.GP(cglb.Matern32([0.8, 1.1]), 1e-4, 0.1)
+    return gp, X, y, X[:10]
+
+
+def test_step_limit_is_reported_and_the_bound_stays_valid():
+    gp, X, y, Z = hard_problem()
+    solution = cglb.solve(gp, X, y, Z, tolerance=1e-6, max_steps=3)
+    assert solution.stop is Stop.STEP_LIMIT
+    assert solution.steps == 3
+    assert solution.slack > 1e-6
+    assert "max_steps" in solution.stop.message
+    assert bounds.cglb(gp, X, y, Z, solution.v).value <= bounds.exact(gp, X, y).value
+
+
+def test_a_warm_start_at_the_solution_takes_no_step():
+    gp, X, y, Z = hard_problem()
+    first = cglb.solve(gp, X, y, Z, tolerance=0.1)
+    again = cglb.solve(gp, X, y, Z, v0=first.v, tolerance=0.1)
+    assert first.stop is Stop.TOLERANCE
+    assert first.steps > 5
+    assert again.steps == 0
+    np.testing.assert_array_equal(first.v, again.v)
+
+
+def test_an_impossible_tolerance_ends_in_breakdown_not_in_a_loop():
+    gp, X, y, Z = hard_problem()
+    solution = cglb.solve(gp, X, y, Z, tolerance=0.0, max_steps=100_000)
+    assert solution.stop is Stop.BREAKDOWN
+    assert solution.slack < 1e-8
+
+
+def test_float32_products_with_a_float64_certificate():
+    gp, X, y, Z = hard_problem()
+    solution = cglb.solve(gp, X, y, Z, tolerance=1e-3, mixed=True, max_steps=5000)
+    assert solution.stop is Stop.TOLERANCE
+    r = y - float(gp.mean) - problems.dense(gp, X) @ solution.v
+    with cglb.float64():
+        factors = nystrom.factor(gp, jnp.asarray(X), jnp.asarray(Z))
+        slack = 0.5 * r @ np.asarray(factors.solve(jnp.asarray(r)))
+    assert slack == pytest.approx(float(solution.slack), rel=1e-4)
+    assert slack <= 1e-3
+
+
+def test_columns_are_solved_together_as_if_alone():
+    gp, X, _, Z = hard_problem(n=80)
+    rng = np.random.default_rng(0)
+    E = rng.normal(size=(80, 3)) * np.array([1.0, 100.0, 0.0])
+    with cglb.float64():
+        operator = cglb.kernel_operator(gp, jnp.asarray(X))
+        factors = nystrom.factor(gp, jnp.asarray(X), jnp.asarray(Z))
+        solution = conjugate_gradients(operator, jnp.asarray(E), factors, tolerance=1e-9)
+        assert solution.stop is Stop.TOLERANCE
+        assert solution.slack.shape == (3,)
+        expected = np.linalg.solve(problems.dense(gp, X), E)
+        np.testing.assert_allclose(solution.v, expected, atol=1e-4)
+        assert not np.any(solution.v[:, 2])
+
+
+def test_another_preconditioner_changes_the_path_not_the_certificate():
+    gp, X, y, Z = hard_problem()
+    with cglb.float64():
+        operator = cglb.kernel_operator(gp, jnp.asarray(X), store=True)
+        factors = nystrom.factor(gp, jnp.asarray(X), jnp.asarray(Z))
+        inverse = jnp.linalg.inv(operator.dense())
+        e = jnp.asarray(y) - gp.mean
+        solution = conjugate_gradients(operator, e, factors, precondition=lambda R: inverse @ R)
+        assert solution.stop is Stop.TOLERANCE
+        assert solution.steps == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("tolerance", -1.0), ("max_steps", -1)])
+def test_impossible_settings_are_named(name, value):
+    gp, X, y, Z = hard_problem(n=30)
+    with pytest.raises(ValueError, match=name):
+        cglb.solve(gp, X, y, Z, **{name: value})

@@ -1,0 +1,88 @@
+"""Predictions: exact limits, agreement with dense formulas, and never a negative variance."""
+
+import numpy as np
+import problems
+import pytest
+from hypothesis import given
+from problems import problem
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+
+import cglb
+from cglb import posterior
+
+
+@pytest.fixture
+def setting():
+    X, y, Z = problems.data(n=50, d=2, m=10)
+    gp = cglb.GP(cglb.Matern32([0.9, 1.4], 1.3), 0.05, 0.2)
+    X_star = np.random.default_rng(5).normal(size=(13, 2))
+    return gp, X, y, Z, X_star
+
+
+def test_exact_agrees_with_scikit_learn(setting):
+    gp, X, y, _, X_star = setting
+    kernel = ConstantKernel(1.3) * Matern([0.9, 1.4], nu=1.5)
+    peer = GaussianProcessRegressor(kernel, alpha=0.05, optimizer=None).fit(X, y - 0.2)
+    mean, cov = peer.predict(X_star, return_cov=True)
+    found = posterior.exact(gp, X, y)
+    np.testing.assert_allclose(found.mean(X_star), mean + 0.2, atol=1e-9)
+    np.testing.assert_allclose(found.covariance(X_star), cov, atol=1e-9)
+    np.testing.assert_allclose(found.variance(X_star), np.diag(cov), atol=1e-9)
+
+
+def test_cglb_mean_is_exact_when_v_solves_the_system(setting):
+    gp, X, y, Z, X_star = setting
+    v = np.linalg.solve(problems.dense(gp, X), y - 0.2)
+    np.testing.assert_allclose(
+        posterior.cglb(gp, X, y, Z, v).mean(X_star),
+        posterior.exact(gp, X, y).mean(X_star),
+        atol=1e-9,
+    )
+
+
+def test_cglb_mean_is_exact_when_q_is_k_whatever_v(setting):
+    gp, X, y, _, X_star = setting
+    v = np.random.default_rng(0).normal(size=50)
+    found, exact = posterior.cglb(gp, X, y, X, v), posterior.exact(gp, X, y)
+    np.testing.assert_allclose(found.mean(X_star), exact.mean(X_star), atol=1e-6)
+    np.testing.assert_allclose(found.covariance(X_star), exact.covariance(X_star), atol=1e-6)
+
+
+def test_sgpr_is_cglb_at_zero(setting):
+    gp, X, y, Z, X_star = setting
+    sparse, at_zero = posterior.sgpr(gp, X, y, Z), posterior.cglb(gp, X, y, Z, np.zeros(50))
+    np.testing.assert_allclose(sparse.mean(X_star), at_zero.mean(X_star), atol=1e-12)
+    np.testing.assert_array_equal(sparse.variance(X_star), at_zero.variance(X_star))
+
+
+def test_sgpr_agrees_with_dense_formulas(setting):
+    gp, X, y, Z, X_star = setting
+    stacked = np.concatenate([X, X_star])
+    Q = problems.dense_Q_hat(gp, stacked, Z) - 0.05 * np.eye(63)
+    weights = np.linalg.inv(Q[:50, :50] + 0.05 * np.eye(50))
+    mean = Q[50:, :50] @ weights @ (y - 0.2) + 0.2
+    K_star = problems.dense(gp, X_star) - 0.05 * np.eye(13)
+    cov = K_star - Q[50:, :50] @ weights @ Q[:50, 50:]
+    found = posterior.sgpr(gp, X, y, Z)
+    np.testing.assert_allclose(found.mean(X_star), mean, atol=1e-7)
+    np.testing.assert_allclose(found.covariance(X_star), cov, atol=1e-7)
+    np.testing.assert_allclose(found.variance(X_star), np.diag(cov), atol=1e-7)
+
+
+@given(problem())
+def test_variances_are_never_negative(case):
+    gp, X, y, Z, v = case
+    rows = np.concatenate([X, X + 1e-9, Z, 10.0 * X])
+    for found in (posterior.exact(gp, X, y), posterior.cglb(gp, X, y, Z, v)):
+        assert (found.variance(rows) >= 0.0).all()
+        assert (np.diag(found.covariance(rows)) >= 0.0).all()
+
+
+def test_batches_do_not_show(setting, monkeypatch):
+    gp, X, y, Z, X_star = setting
+    found = posterior.cglb(gp, X, y, Z, 0.1 * y)
+    mean, variance = found.mean(X_star), found.variance(X_star)
+    monkeypatch.setattr(posterior, "BATCH_ROWS", 4)
+    np.testing.assert_allclose(found.mean(X_star), mean, atol=1e-12)
+    np.testing.assert_allclose(found.variance(X_star), variance, atol=1e-12)

@@ -1,9 +1,10 @@
 """Gaussian process regression with bounds you can trust."""
 
-from cglb import bounds, constraints, inducing, posterior
+from cglb import bounds, constraints, datasets, inducing, metrics, posterior
 from cglb.bounds import BoundTerms
 from cglb.cg import Solution, Stop, solve
 from cglb.constraints import Parameters
+from cglb.estimator import GPRegressor
 from cglb.kernels import (
     RBF,
     Constant,
@@ -17,8 +18,10 @@ from cglb.kernels import (
 )
 from cglb.model import GP
 from cglb.nystrom import NystromError
+from cglb.objective import Objective
 from cglb.operator import DenseOperator, KernelOperator, kernel_operator
 from cglb.precision import float64
+from cglb.train import Fit, train
 
 __all__ = [
     "GP",
@@ -26,6 +29,8 @@ __all__ = [
     "BoundTerms",
     "Constant",
     "DenseOperator",
+    "Fit",
+    "GPRegressor",
     "Kernel",
     "KernelOperator",
     "Linear",
@@ -33,6 +38,7 @@ __all__ = [
     "Matern32",
     "Matern52",
     "NystromError",
+    "Objective",
     "Parameters",
     "Periodic",
     "RationalQuadratic",
@@ -40,10 +46,13 @@ __all__ = [
     "Stop",
     "bounds",
     "constraints",
+    "datasets",
     "float64",
     "inducing",
     "kernel_operator",
+    "metrics",
     "posterior",
     "solve",
+    "train",
 ]
 __version__ = "0.1.0"

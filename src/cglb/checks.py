@@ -10,18 +10,17 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cglb.precision import float64, is_float64, is_traced, to_numpy
+from cglb.precision import cast, float64, is_float64, is_traced, to_numpy
 
 __all__ = ["as_data", "boundary", "check_finite", "check_same"]
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 # name -> sizes of its axes, by letter: n training rows, s test rows, m inducing points, d inputs
@@ -51,7 +50,13 @@ def as_data(name: str, value: Any, ndim: int) -> jax.Array:
     if is_traced(value):
         array = value
     else:
-        array = np.asarray(value)
+        if np.ma.is_masked(value):
+            count = np.ma.count_masked(value)
+            raise ValueError(f"{name} has {count} masked entries. Drop or fill those rows first.")
+        try:
+            array = np.asarray(value)
+        except ValueError as error:  # rows of different lengths
+            raise ValueError(f"{name} is not an array of numbers: {error}") from None
         if array.dtype == object:
             with contextlib.suppress(TypeError, ValueError):
                 array = array.astype(np.float64)
@@ -104,12 +109,12 @@ def check_same(sizes: dict[str, tuple[str, int]], letter: str, name: str, size: 
         )
 
 
-def boundary(function: Callable[P, R]) -> Callable[P, R]:
+def boundary(function: Callable[..., R]) -> Callable[..., R]:
     """Validate data arguments by name, run in the float64 scope, return NumPy to float32 callers."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapped(*args: Any, **kwargs: Any) -> R:
         bound = signature.bind(*args, **kwargs)
         already = is_float64()
         with float64():
@@ -124,8 +129,10 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
                 bound.arguments[name] = array
             for name in ("self", "gp", "kernel"):
                 if isinstance(bound.arguments.get(name), eqx.Module):
-                    bound.arguments[name] = jax.tree.map(jnp.asarray, bound.arguments[name])
-                    _check_kernel(bound.arguments[name], sizes)
+                    bound.arguments[name] = module = jax.tree.map(jnp.asarray, bound.arguments[name])
+                    _check_module(module, sizes)
+                    if name != "self":  # a float32 σ² would make log σ² and so the bound float32
+                        bound.arguments[name] = cast(module, jnp.float64)
             if "m" in sizes and "n" in sizes and sizes["m"][1] > sizes["n"][1]:
                 raise ValueError(
                     f"Z has {sizes['m'][1]} inducing points, more than the {sizes['n'][1]} training "
@@ -137,7 +144,14 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def _check_kernel(gp: Any, sizes: dict[str, tuple[str, int]]) -> None:
-    kernel = getattr(gp, "kernel", gp)
-    if "d" in sizes and hasattr(kernel, "check_columns"):
+def _check_module(module: Any, sizes: dict[str, tuple[str, int]]) -> None:
+    """The number of columns must be that of the data a posterior holds, and suit the kernel."""
+    for name in ("X", "Z"):
+        rows = getattr(module, name, None)
+        if rows is not None:
+            check_same(sizes, "d", name, rows.shape[1])
+    # a kernel itself (which may hold another as `kernel`), a GP, or a posterior
+    is_kernel = hasattr(module, "check_columns")
+    kernel = module if is_kernel else getattr(getattr(module, "gp", module), "kernel", None)
+    if "d" in sizes and kernel is not None:
         kernel.check_columns(sizes["d"][1])

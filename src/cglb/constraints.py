@@ -101,12 +101,21 @@ class Parameters:
         ]
         return np.concatenate(parts) if parts else np.zeros(0)
 
+    def _values(self, gp: GP) -> list[Any]:
+        """The leaves of `gp`; ValueError if it is not built like the template."""
+        values, treedef = jax.tree.flatten(gp)
+        if treedef != jax.tree.structure(self.template) or any(
+            value.shape != leaf.shape for value, leaf in zip(values, self._leaves, strict=True)
+        ):
+            raise ValueError(f"gp must be built like the template {self.template}, found {gp}.")
+        return values
+
     @boundary
     def natural(self, gp: GP) -> Float[Array, " p"]:
         """The natural values in the order of `names`."""
         values = [
             jnp.reshape(jnp.asarray(value), (-1,))
-            for value, leaf in zip(jax.tree.leaves(gp), self._leaves, strict=True)
+            for value, leaf in zip(self._values(gp), self._leaves, strict=True)
             if not leaf.fixed
         ]
         return jnp.concatenate(values) if values else jnp.zeros(0)
@@ -115,7 +124,7 @@ class Parameters:
     def flatten(self, gp: GP) -> Float[Array, " p"]:
         """The free vector of `gp`. A value at or below its floor is put just above it."""
         parts = []
-        for value, leaf in zip(jax.tree.leaves(gp), self._leaves, strict=True):
+        for value, leaf in zip(self._values(gp), self._leaves, strict=True):
             if leaf.fixed:
                 continue
             value = jnp.reshape(jnp.asarray(value), (-1,))
@@ -129,6 +138,9 @@ class Parameters:
     def unflatten(self, free: Float[Array, " p"]) -> GP:
         """The GP of a free vector; differentiable."""
         leaves, treedef = jax.tree.flatten(self.template)
+        size = sum(leaf.size for leaf in self._leaves if not leaf.fixed)
+        if free.shape[0] != size:
+            raise ValueError(f"free must have {size} entries, found {free.shape[0]}.")
         start = 0
         values = []
         for value, leaf in zip(leaves, self._leaves, strict=True):
@@ -140,8 +152,6 @@ class Parameters:
             if not leaf.real:
                 part = leaf.floor + jax.nn.softplus(part)
             values.append(jnp.reshape(part, leaf.shape))
-        if start != free.shape[0]:
-            raise ValueError(f"free must have {start} entries, found {free.shape[0]}.")
         return jax.tree.unflatten(treedef, values)
 
 

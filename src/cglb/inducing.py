@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from cglb.checks import as_data, boundary
+from cglb.checks import boundary
 from cglb.kernels import Kernel
 
 __all__ = ["greedy", "greedy_indices", "kmeans", "uniform"]
@@ -76,18 +77,20 @@ def _pivots(m: int, kernel: Kernel, X: Array) -> tuple[Array, Array]:
     return jnp.concatenate(pivots), jnp.concatenate(variances)
 
 
+@boundary
 def uniform(X: Float[Array, "n d"], m: int, seed: int = 0) -> Float[np.ndarray, "m d"]:
     """m distinct rows of X, each as likely as the other."""
-    rows = np.unique(np.asarray(as_data("X", X, 2)), axis=0)
+    rows = np.unique(np.asarray(X), axis=0)
     _check_count(m, len(rows), "distinct rows")
     return rows[np.random.default_rng(seed).choice(len(rows), size=m, replace=False)]
 
 
+@boundary
 def kmeans(X: Float[Array, "n d"], m: int, seed: int = 0) -> Float[np.ndarray, "m d"]:
     """The centres of m clusters of the rows of X (scikit-learn's k-means)."""
     from sklearn.cluster import MiniBatchKMeans  # slow to import and needed only here
 
-    data = np.asarray(as_data("X", X, 2))
+    data = np.asarray(X)
     rows = np.unique(data, axis=0)
     _check_count(m, len(rows), "distinct rows")
     found = MiniBatchKMeans(n_clusters=m, random_state=seed, n_init="auto").fit(data)
@@ -101,5 +104,7 @@ def kmeans(X: Float[Array, "n d"], m: int, seed: int = 0) -> Float[np.ndarray, "
 
 
 def _check_count(m: int, available: int, what: str = "rows") -> None:
-    if not 1 <= m <= available:
-        raise ValueError(f"m must be between 1 and the number of {what} in X ({available}), found {m}.")
+    if not isinstance(m, Integral) or not 1 <= m <= available:
+        raise ValueError(
+            f"m must be a whole number between 1 and the number of {what} in X ({available}), found {m}."
+        )

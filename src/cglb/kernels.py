@@ -48,7 +48,14 @@ Numbers = Float[Array, "..."] | Float[np.ndarray, "..."]
 
 def as_parameter(value: Any) -> Any:
     """A hyperparameter as a float64 NumPy array; arrays that JAX is tracing or holds pass through."""
-    return value if isinstance(value, jax.Array) else np.asarray(value, dtype=np.float64)
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"A hyperparameter must be a number or one number a column, found {value!r}."
+        ) from None
 
 
 def parameter(default: float | None = None, *, real: bool = False) -> Any:
@@ -61,7 +68,7 @@ def parameter(default: float | None = None, *, real: bool = False) -> Any:
 
 def check_parameter(owner: str, name: str, value: Any, max_ndim: int) -> None:
     """ValueError unless `value` is finite, positive and has at most `max_ndim` axes."""
-    if value.ndim > max_ndim:
+    if value.ndim > max_ndim or value.size == 0:
         kind = "a number" if max_ndim == 0 else "a number or one number a column"
         raise ValueError(f"{owner}: {name} must be {kind}, found shape {value.shape}.")
     if is_traced(value):
@@ -89,6 +96,10 @@ class Kernel(eqx.Module):
         return Columns(self, tuple(columns))
 
     def __add__(self, other: Kernel) -> Sum:
+        if not isinstance(other, Kernel):
+            raise ValueError(
+                f"Only a kernel can be added to a kernel, found {other!r}. Use Constant(…)."
+            )
         return Sum(self, other)
 
     def __mul__(self, other: Kernel | float) -> Product | Scaled:
@@ -110,6 +121,8 @@ def _constant(value: Number, shape: tuple[int, ...], dtype: Any) -> Array:
 def squared_distance(X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
     """r² between all rows, never negative. Rounding is of order 1e-16 times the squared spread, which
     is why both sides are shifted to a common point near the data first."""
+    if X1.shape[1] != X2.shape[1]:  # one column would broadcast
+        raise ValueError(f"X1 has {X1.shape[1]} columns, but X2 has {X2.shape[1]}.")
     shift = jax.lax.stop_gradient(X2[:1])
     X1, X2 = X1 - shift, X2 - shift
     norms = jnp.sum(X1 * X1, axis=1)[:, None] + jnp.sum(X2 * X2, axis=1)[None, :]
@@ -175,6 +188,7 @@ class Stationary(Kernel):
         """The correlation at squared scaled distance r²; 1 at 0."""
 
     def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        self.check_columns(X1.shape[1])
         scale = _columnwise(self.lengthscale)
         return self.profile(squared_distance(X1 / scale, X2 / scale)) * self.variance
 
@@ -251,6 +265,7 @@ class Periodic(Kernel):
         return jnp.concatenate([jnp.cos(angle) / scale, jnp.sin(angle) / scale], axis=1)
 
     def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        self.check_columns(X1.shape[1])
         return jnp.exp(-0.5 * squared_distance(self._circle(X1), self._circle(X2))) * self.variance
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
@@ -363,6 +378,7 @@ class Columns(Kernel):
             raise ValueError(f"columns must be column numbers from 0, found {self.columns}.")
 
     def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
+        self.check_columns(X1.shape[1])  # JAX would clamp a column that is not there to the last one
         return self.kernel(X1[:, self.columns], X2[:, self.columns])
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:

@@ -103,6 +103,8 @@ def factor(
     jitter: added to diag(Kuu) relative to its mean. Where the Cholesky factorisation fails it grows by
     10 until it works (the amount is in the result), and past 1e-3 a `NystromError` is raised.
     """
+    if not is_traced(jitter) and not 0.0 <= jitter < np.inf:  # a negative one would break the bounds
+        raise ValueError(f"jitter must be finite and at least 0, found {jitter}.")
     factors = _factor(gp.kernel, gp.noise, X, Z, jnp.asarray(jitter, dtype=X.dtype))
     if not is_traced(factors):
         _check(factors, gp, X, Z)
@@ -158,7 +160,7 @@ def _factor(kernel: Kernel, noise: Array, X: Array, Z: Array, jitter: Array) -> 
         return ~jnp.isfinite(L[-1, -1]) & (jitter < 0.99 * LARGEST_JITTER)
 
     def retry(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        jitter = 10.0 * jnp.maximum(state[0], 1e-14)
+        jitter = jnp.minimum(10.0 * jnp.maximum(state[0], 1e-14), LARGEST_JITTER)
         return jitter, jnp.linalg.cholesky(_kuu(kernel, Z, jitter))
 
     jitter, L = lax.while_loop(failed, retry, (jitter, jnp.linalg.cholesky(_kuu(kernel, Z, jitter))))

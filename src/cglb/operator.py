@@ -9,15 +9,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from cglb.checks import boundary
 from cglb.kernels import Kernel
 from cglb.model import GP
-from cglb.precision import cast
+from cglb.precision import cast, in_float64
 from cglb.tiles import Plan, bilinear, dense, product, tile_size
 
 __all__ = ["DenseOperator", "KernelOperator", "Operator", "kernel_operator"]
 
 
-def _as_matrix(V: Array) -> tuple[Array, bool]:
+def _as_matrix(name: str, V: Array, like: Array) -> tuple[Array, bool]:
+    """V as [n, t] in the dtype of the inputs `like` [n, d], and whether it was a vector."""
+    if V.shape[0] != like.shape[0]:  # padding to whole tiles would hide it
+        raise ValueError(f"{name} has {V.shape[0]} rows, but the operator has {like.shape[0]}.")
+    V = V.astype(like.dtype)
     return (V[:, None], True) if V.ndim == 1 else (V, False)
 
 
@@ -41,39 +46,52 @@ class KernelOperator(eqx.Module):
     def plan(self) -> Plan:
         return Plan(self.tile, symmetric=True)
 
+    @in_float64
     def astype(self, dtype: Any) -> KernelOperator:
         """The same operator computing in `dtype`."""
+        # the device's tile for that dtype, unless a budget or the caller asked for another one
+        default = self.tile == min(tile_size(self.X.dtype), self.n)
+        tile = min(tile_size(dtype), self.n) if default else self.tile
         return KernelOperator(
-            cast(self.kernel, dtype), cast(self.noise, dtype), cast(self.X, dtype), tile_size(dtype)
+            cast(self.kernel, dtype), cast(self.noise, dtype), cast(self.X, dtype), tile
         )
 
+    @in_float64
     def __matmul__(self, V: Float[Array, "n *t"]) -> Float[Array, "n *t"]:
         """K̂ V for one vector [n] or several [n, t]."""
-        columns, squeeze = _as_matrix(V.astype(self.X.dtype))
+        columns, squeeze = _as_matrix("V", V, self.X)
         out = product(self.plan, self.kernel, self.X, self.X, columns) + self.noise * columns
         return (out[:, 0] if squeeze else out).astype(V.dtype)
 
+    @in_float64
     def cross(self, X_star: Float[Array, "s d"], V: Float[Array, "n *t"]) -> Float[Array, "s *t"]:
         """K(X_star, X) V; no noise."""
-        columns, squeeze = _as_matrix(V.astype(self.X.dtype))
+        columns, squeeze = _as_matrix("V", V, self.X)
+        if X_star.shape[1] != self.X.shape[1]:
+            raise ValueError(
+                f"X_star has {X_star.shape[1]} columns, but the operator's X has {self.X.shape[1]}."
+            )
         plan = Plan(self.tile, symmetric=False)
         out = product(plan, self.kernel, X_star.astype(self.X.dtype), self.X, columns)
         return (out[:, 0] if squeeze else out).astype(V.dtype)
 
+    @in_float64
     def diagonal(self) -> Float[Array, " n"]:
         """diag K̂."""
         return self.kernel.diag(self.X) + self.noise
 
+    @in_float64
     def bilinear_gradient(
         self, a: Float[Array, "n *t"], b: Float[Array, "n *t"]
     ) -> tuple[Kernel, Float[Array, ""], Float[Array, "n d"]]:
         """Gradient of Σₜ aₜᵀ K̂ bₜ in (kernel, noise, X), in one pass over the tiles."""
-        a, b = _as_matrix(a)[0], _as_matrix(b)[0]
+        a, b = _as_matrix("a", a, self.X)[0], _as_matrix("b", b, self.X)[0]
         kernel_bar, X1_bar, X2_bar = bilinear(self.plan, self.kernel, self.X, self.X, a, b)
         assert X1_bar is not None
         assert X2_bar is not None
         return kernel_bar, jnp.sum(a * b), X1_bar + X2_bar
 
+    @in_float64
     def dense(self) -> Float[Array, "n n"]:
         """K̂ as an array, for small n."""
         return dense(self.kernel, self.noise, self.X)
@@ -89,28 +107,34 @@ class DenseOperator(eqx.Module):
     def n(self) -> int:
         return self.tiled.n
 
+    @in_float64
     def astype(self, dtype: Any) -> DenseOperator:
         """The same operator computing in `dtype`."""
         return DenseOperator(self.tiled.astype(dtype), self.K_hat.astype(dtype))
 
+    @in_float64
     def __matmul__(self, V: Float[Array, "n *t"]) -> Float[Array, "n *t"]:
         """K̂ V for one vector [n] or several [n, t]."""
         return (self.K_hat @ V.astype(self.K_hat.dtype)).astype(V.dtype)
 
+    @in_float64
     def cross(self, X_star: Float[Array, "s d"], V: Float[Array, "n *t"]) -> Float[Array, "s *t"]:
         """K(X_star, X) V; no noise."""
         return self.tiled.cross(X_star, V)
 
+    @in_float64
     def diagonal(self) -> Float[Array, " n"]:
         """diag K̂."""
         return jnp.diagonal(self.K_hat)
 
+    @in_float64
     def bilinear_gradient(
         self, a: Float[Array, "n *t"], b: Float[Array, "n *t"]
     ) -> tuple[Kernel, Float[Array, ""], Float[Array, "n d"]]:
         """Gradient of Σₜ aₜᵀ K̂ bₜ in (kernel, noise, X)."""
         return self.tiled.bilinear_gradient(a, b)
 
+    @in_float64
     def dense(self) -> Float[Array, "n n"]:
         """K̂ itself."""
         return self.K_hat
@@ -119,6 +143,7 @@ class DenseOperator(eqx.Module):
 Operator = KernelOperator | DenseOperator
 
 
+@boundary
 def kernel_operator(
     gp: GP,
     X: Float[Array, "n d"],

@@ -10,15 +10,17 @@ of your own that differentiates or compiles these functions has to be inside the
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-__all__ = ["Number", "cast", "float64", "is_float64", "is_traced", "to_numpy"]
+__all__ = ["Number", "cast", "float64", "in_float64", "is_float64", "is_traced", "to_numpy"]
 
 # one real number: NumPy's at rest and for users, JAX's inside the scope
 Number = Float[Array, ""] | Float[np.ndarray, ""] | np.floating
@@ -27,6 +29,26 @@ Number = Float[Array, ""] | Float[np.ndarray, ""] | np.floating
 def float64() -> AbstractContextManager[Any]:
     """Scope in which JAX arrays are float64. It is local to the thread and may be nested."""
     return jax.enable_x64(True)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def in_float64(function: F) -> F:
+    """Run in the scope also where the caller is outside it, who then gets NumPy arrays."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> Any:
+        if is_float64():
+            return function(*args)
+        with float64():
+            return to_numpy(function(*jax.tree.map(_to_jax, args)))
+
+    return wrapped  # pyright: ignore[reportReturnType]
+
+
+def _to_jax(leaf: Any) -> Any:
+    return jax.numpy.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def is_float64() -> bool:

@@ -43,9 +43,13 @@ class Plan(NamedTuple):
 
 def tile_size(dtype: Any, memory_gb: float | None = None) -> int:
     """Rows a tile for this device, shrunk where a few tiles a core would exceed the budget."""
+    if jnp.dtype(dtype).name not in ("float32", "float64"):
+        raise ValueError(f"dtype must be float32 or float64, found {jnp.dtype(dtype).name}.")
     itemsize = jnp.dtype(dtype).itemsize
     tile = CPU_TILE[itemsize] if jax.default_backend() == "cpu" else ACCELERATOR_TILE
     if memory_gb is not None:
+        if not memory_gb > 0.0:
+            raise ValueError(f"memory_gb must be positive, found {memory_gb}.")
         tiles_alive = 6 * _lanes()
         tile = min(tile, int((memory_gb * 2**30 / (tiles_alive * itemsize)) ** 0.5))
     return max(tile, 16)

@@ -1,0 +1,298 @@
+"""`GPRegressor`: a Gaussian process with scikit-learn's conventions and the user's own units.
+
+Inside, inputs and target are standardised and everything is a `GP`, a trained bound and a posterior;
+this file only translates: names to objects, tables to arrays, results back to the units they came in.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from cglb import bounds, model_file, posterior
+from cglb.cg import Solution, solve
+from cglb.kernels import RBF, Kernel, Matern12, Matern32, Matern52, RationalQuadratic
+from cglb.metrics import interval
+from cglb.model import GP
+from cglb.objective import Objective
+from cglb.report import Evidence, FitReport, relevance
+from cglb.tables import check_target, feature_scale, missing_message
+from cglb.train import train
+
+__all__ = ["GPRegressor"]
+
+KERNELS = {
+    "rbf": RBF,
+    "matern12": Matern12,
+    "matern32": Matern32,
+    "matern52": Matern52,
+    "rational_quadratic": RationalQuadratic,
+}
+PREDICTION_TOLERANCE = 1e-3
+AUTO_INDUCING = 512
+
+
+class GPRegressor(RegressorMixin, BaseEstimator):
+    """Gaussian process regression by maximising a bound on the evidence.
+
+    Parameters
+    ----------
+    method : "cglb" (default), "sgpr" or "exact"
+        Which objective is maximised. "exact" needs n² memory.
+    kernel : str or Kernel
+        "rbf", "matern12", "matern32" (default), "matern52", "rational_quadratic" — with one lengthscale
+        a column — or a kernel object in *standardised* units, from which training starts.
+    num_inducing : int or "auto"
+        Inducing points; "auto" is min(n, 512), less where `memory_gb` is small.
+    logdet : str
+        Upper bound on log|K̂|: "amgm" (the paper's), "hadamard", "waterfill" or "trace".
+    cg_tolerance : float
+        Nats that conjugate gradients may leave on the table at each evaluation.
+    optimize_inducing : bool
+        Optimise inducing points by gradient (the paper's way) instead of reselecting them in rounds.
+    max_steps : int
+        Accepted optimiser steps.
+    noise_floor : float
+        Smallest noise variance, in units of the target's variance.
+    drop_missing : bool
+        Drop rows whose target is missing instead of raising.
+    random_state : int, RandomState or None
+        Decides ties in the choice of inducing points. The same seed gives the same fit.
+    memory_gb : float or None
+        Budget for the n × m arrays; limits `num_inducing="auto"` and refuses what cannot fit.
+    progress : bool
+        Show a progress bar.
+    checkpoint : path or None
+        File from which an interrupted `fit` goes on.
+
+    Attributes
+    ----------
+    gp_ : the trained model, in standardised units.
+    history_ : a row a step (see `cglb.train`).
+    fit_report_ : what happened, in plain words.
+    relevance_ : importance of each input by name, largest 1.
+    """
+
+    def __init__(
+        self,
+        method: str = "cglb",
+        kernel: str | Kernel = "matern32",
+        *,
+        num_inducing: int | str = "auto",
+        logdet: str = "amgm",
+        cg_tolerance: float = 1.0,
+        optimize_inducing: bool = False,
+        max_steps: int = 100,
+        noise_floor: float = 1e-6,
+        drop_missing: bool = False,
+        random_state: Any = None,
+        memory_gb: float | None = None,
+        progress: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ):
+        self.method = method
+        self.kernel = kernel
+        self.num_inducing = num_inducing
+        self.logdet = logdet
+        self.cg_tolerance = cg_tolerance
+        self.optimize_inducing = optimize_inducing
+        self.max_steps = max_steps
+        self.noise_floor = noise_floor
+        self.drop_missing = drop_missing
+        self.random_state = random_state
+        self.memory_gb = memory_gb
+        self.progress = progress
+        self.checkpoint = checkpoint
+
+    # ---- fitting ----
+
+    def fit(self, X: Any, y: Any) -> GPRegressor:
+        """Learn hyperparameters from X [n, d] and y [n] and condition on them."""
+        objective = Objective(self.method, self.logdet, self.cg_tolerance)
+        X, y = self._validate_fit(X, y)
+        n, d = X.shape
+        self.X_shift_, self.X_scale_ = feature_scale(X)
+        self.y_shift_, self.y_scale_ = (float(a[0]) for a in feature_scale(y[:, None]))
+        self._X, self._y = self._standardise(X), (y - self.y_shift_) / self.y_scale_
+        fit = train(
+            GP(self._initial_kernel(d)),
+            self._X,
+            self._y,
+            objective,
+            num_inducing=self._num_inducing(n),
+            optimize_inducing=self.optimize_inducing,
+            max_steps=self.max_steps,
+            floor={"kernel": 1e-6, "noise": self.noise_floor},
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            progress=self.progress,
+            checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
+        )
+        self.gp_, self.history_, self.n_iter_ = fit.gp, fit.history, len(fit.history)
+        self._Z = fit.Z
+        solution = self._condition(fit.v)
+        self.fit_report_ = FitReport.of(fit, solution, n, self.noise_floor, self.y_scale_)
+        return self
+
+    def update(self, X: Any, y: Any) -> GPRegressor:
+        """Add rows and condition on all of them; hyperparameters, inducing points and units stay."""
+        check_is_fitted(self, "gp_")
+        X, y = self._validate_more(X, y)
+        self._X = np.concatenate([self._X, self._standardise(X)])
+        self._y = np.concatenate([self._y, (y - self.y_shift_) / self.y_scale_])
+        v = getattr(self._posterior, "v", None)
+        # the new rows start at 0: CG then has only their part left to find
+        self._condition(None if v is None else np.concatenate([v, np.zeros(len(y))]))
+        return self
+
+    def _condition(self, v0: Any) -> Solution | None:
+        """The posterior of the current model and rows, CG run to the prediction tolerance."""
+        solution = None
+        if self.method == "exact":
+            self._posterior = posterior.exact(self.gp_, self._X, self._y)
+        elif self.method == "sgpr":
+            self._posterior = posterior.sgpr(self.gp_, self._X, self._y, self._Z)
+        else:
+            tolerance = min(PREDICTION_TOLERANCE, self.cg_tolerance)
+            solution = solve(self.gp_, self._X, self._y, self._Z, v0=v0, tolerance=tolerance)
+            self._posterior = posterior.cglb(self.gp_, self._X, self._y, self._Z, solution.v)
+        return solution
+
+    def _validate_fit(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        if y is None:
+            raise ValueError("GPRegressor requires y to be passed, but the target y is None.")
+        X, y = check_target(X, y, self.drop_missing)
+        missing_message(X)
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=1)
+        return X, np.asarray(y, dtype=np.float64)
+
+    def _validate_more(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        X, y = check_target(X, y, self.drop_missing)
+        missing_message(X)
+        X, y = validate_data(self, X, y, reset=False, dtype=np.float64, y_numeric=True)
+        return X, np.asarray(y, dtype=np.float64)
+
+    def _standardise(self, X: np.ndarray) -> np.ndarray:
+        return (X - self.X_shift_) / self.X_scale_
+
+    def _initial_kernel(self, d: int) -> Kernel:
+        if isinstance(self.kernel, Kernel):
+            self.kernel.check_columns(d)
+            return self.kernel
+        if self.kernel not in KERNELS:
+            raise ValueError(
+                f"kernel must be one of {', '.join(KERNELS)} or a cglb kernel, found {self.kernel!r}."
+            )
+        return KERNELS[self.kernel](np.ones(d))
+
+    def _num_inducing(self, n: int) -> int:
+        if self.method == "exact":
+            needed = 3 * 8 * n * n / 2**30
+            if self.memory_gb is not None and needed > self.memory_gb:
+                raise ValueError(
+                    f"method='exact' needs about {needed:.1f} GB for {n} rows, more than memory_gb="
+                    f"{self.memory_gb}. Use method='cglb'."
+                )
+            return 1
+        # A, its chunked copy and a gradient of the same size are alive at once
+        fitting = n if self.memory_gb is None else int(self.memory_gb * 2**30 / (4 * 8 * n))
+        if self.num_inducing == "auto":
+            return max(1, min(n, AUTO_INDUCING, fitting))
+        if isinstance(self.num_inducing, str) or self.num_inducing < 1:
+            raise ValueError(
+                f"num_inducing must be a positive integer or 'auto', found {self.num_inducing!r}."
+            )
+        m = min(int(self.num_inducing), n)
+        if m > fitting:
+            raise ValueError(
+                f"num_inducing={m} with {n} rows needs about {4 * 8 * n * m / 2**30:.1f} GB, more than "
+                f"memory_gb={self.memory_gb}. At most {fitting} inducing points fit."
+            )
+        return m
+
+    # ---- predictions ----
+
+    def predict(
+        self, X: Any, return_std: bool = False, return_cov: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """The mean at X, and the standard deviation or covariance of a *new observation* there."""
+        return self._predict(X, return_std, return_cov, noise=True)
+
+    def predict_f(
+        self, X: Any, return_std: bool = False, return_cov: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """As `predict`, for the latent function: without the noise of an observation."""
+        return self._predict(X, return_std, return_cov, noise=False)
+
+    def predict_interval(self, X: Any, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """The ends of an interval that a new observation at X falls into with probability `level`."""
+        mean, std = self.predict(X, return_std=True)
+        return interval(mean, std**2, level)
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Joint draws of new observations at X, [rows, n_samples]."""
+        mean, cov = self._predict(X, False, True, noise=True)
+        L = np.linalg.cholesky(cov)  # the noise on its diagonal keeps it positive definite
+        draws = check_random_state(random_state).standard_normal((len(mean), n_samples))
+        return mean[:, None] + L @ draws
+
+    def _predict(self, X: Any, std: bool, cov: bool, noise: bool) -> Any:
+        check_is_fitted(self, "gp_")
+        if std and cov:
+            raise ValueError("return_std and return_cov cannot both be True: ask for one of them.")
+        X_star = self._standardise(self._validate_new(X))
+        mean = self._posterior.mean(X_star) * self.y_scale_ + self.y_shift_
+        observation = float(self.gp_.noise) if noise else 0.0
+        if std:
+            return mean, np.sqrt(self._posterior.variance(X_star) + observation) * self.y_scale_
+        if cov:
+            covariance = self._posterior.covariance(X_star) + observation * np.eye(len(X_star))
+            return mean, covariance * self.y_scale_**2
+        return mean
+
+    def _validate_new(self, X: Any) -> np.ndarray:
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+
+    # ---- what was learned ----
+
+    def evidence(self) -> Evidence:
+        """An interval that contains the log marginal likelihood of the training targets."""
+        check_is_fitted(self, "gp_")
+        # densities of y in the user's units: the change of variables costs log(scale) a row
+        offset = -len(self._y) * np.log(self.y_scale_)
+        if self.method == "exact":
+            value = float(bounds.exact(self.gp_, self._X, self._y).value) + offset
+            return Evidence(value, value)
+        v = getattr(self._posterior, "v", None)
+        if v is None:
+            v = solve(self.gp_, self._X, self._y, self._Z, tolerance=PREDICTION_TOLERANCE).v
+        data = (self.gp_, self._X, self._y, self._Z, v)
+        lower = max(float(bounds.cglb(*data, logdet=name).value) for name in ("hadamard", "waterfill"))
+        upper = float(bounds.upper(*data, logdet="spectral").value)
+        return Evidence(lower + offset, upper + offset)
+
+    @property
+    def relevance_(self) -> dict[str, float]:
+        """Importance of each input (inverse lengthscale on standardised inputs), the largest 1."""
+        check_is_fitted(self, "gp_")
+        d = self._X.shape[1]
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(d)])
+        values = relevance(self.gp_.kernel, d)
+        return dict(zip(map(str, names), values.tolist(), strict=True))
+
+    # ---- files ----
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted model to one file (safetensors and JSON, no pickle)."""
+        check_is_fitted(self, "gp_")
+        model_file.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> GPRegressor:
+        """A model that `save` wrote; it predicts bit for bit what it did before."""
+        return model_file.load(cls, path)

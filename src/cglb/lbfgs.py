@@ -1,0 +1,237 @@
+"""One run of SciPy's L-BFGS-B that can be replayed from its log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+from scipy.optimize import minimize
+
+from cglb.model import GP
+from cglb.objective import Evaluation
+
+__all__ = ["Clock", "Round", "RoundResult"]
+
+
+class Clock:
+    """Seconds of work, without what happens inside `paused`. A restarted fit adds what it had before."""
+
+    def __init__(self, limit: float | None = None):
+        self.limit = limit
+        self._total = 0.0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        running = 0.0 if self._since is None else time.perf_counter() - self._since
+        return self._total + running
+
+    @property
+    def expired(self) -> bool:
+        return self.limit is not None and self.seconds >= self.limit
+
+    def add(self, seconds: float) -> None:
+        self._total += seconds
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._since = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._total = self.seconds
+            self._since = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._total, self._since = self.seconds, None
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter()
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """Where a round ended and why."""
+
+    free: Array
+    Z: Array | None
+    v: Array | None
+    bound: float
+    stop: str  # "converged", "step limit", "callback" or "time limit"
+    message: str
+
+    @property
+    def converged(self) -> bool:
+        return self.stop == "converged"
+
+
+class _Interrupt(Exception):
+    """Leaves SciPy's loop."""
+
+
+@dataclass
+class Round:
+    """L-BFGS-B from (free, Z, v) on −bound.
+
+    evaluate:  (free, Z, v) to an `Evaluation`, or None where the numbers are not finite.
+    unflatten: free parameters to the model.
+    replay:    arrays of `log_arrays` from a run that was cut off: its values are used before new ones.
+    """
+
+    evaluate: Callable[[Array, Array | None, Array | None], Evaluation | None]
+    unflatten: Callable[[Array], GP]
+    free: Array
+    Z: Array | None
+    v: Array | None
+    optimize_inducing: bool
+    replay: dict[str, np.ndarray] | None
+    clock: Clock
+    accepted: tuple[Array, Array | None, Array | None, float] | None = None
+    _values: list[float] = field(default_factory=list)
+    _gradients: list[np.ndarray] = field(default_factory=list)
+    _steps: int = 0
+    _trials: dict[bytes, Evaluation] = field(default_factory=dict)
+    _counts: list[int] = field(default_factory=lambda: [0, 0])
+    _stop: str | None = None
+
+    def run(self, limit: int, on_accept: Callable[[Evaluation, Array], bool]) -> RoundResult:
+        """Up to `limit` accepted steps; `on_accept` after each, True to stop."""
+        self._on_accept = on_accept
+        self._replayed = len(self.replay["log_values"]) if self.replay else 0
+        self._v = self.v
+        x0 = self._join(self.free, self.Z)
+        message, converged = "", False
+        with self.clock.running():
+            try:
+                result = minimize(
+                    self._negative,
+                    x0,
+                    jac=True,
+                    method="L-BFGS-B",
+                    callback=self._accept,
+                    options={"maxiter": limit, "maxfun": 100 * limit + 100, "maxls": 30},
+                )
+                converged = result.status != 1
+                message = _explain(result.status, str(result.message))
+            except _Interrupt:
+                message = {
+                    "callback": "Stopped by the callback.",
+                    "time limit": "Stopped at the time limit.",
+                }[self._stop or "callback"]
+        if self.accepted is None:  # not one step: the start is the answer
+            start = self._trials.get(x0.tobytes())
+            value = start.value if start is not None else -self._values[0]
+            v = start.v if start is not None else self._v
+            self.accepted = (self.free, self.Z, v, value)
+        stop = self._stop or ("converged" if converged else "step limit")
+        return RoundResult(*self.accepted, stop=stop, message=message)
+
+    def log_arrays(self) -> dict[str, np.ndarray]:
+        """The round so far, for `replay`; asked for right after an accepted step."""
+        if not self._values:
+            return {}
+        arrays = {
+            "log_values": np.array(self._values),
+            "log_gradients": np.stack(self._gradients),
+            "log_steps": np.array(self._steps),
+        }
+        if self._v is not None:
+            arrays["log_v"] = np.asarray(self._v)
+        return arrays
+
+    def take_counts(self) -> tuple[int, int]:
+        """Evaluations and products with K̂ since the last call."""
+        counts, self._counts = self._counts, [0, 0]
+        return counts[0], counts[1]
+
+    def _join(self, free: Array, Z: Array | None) -> np.ndarray:
+        parts = [np.asarray(free)]
+        if self.optimize_inducing and Z is not None:
+            parts.append(np.asarray(Z).ravel())
+        return np.concatenate(parts)
+
+    def _separate(self, x: np.ndarray) -> tuple[Array, Array | None]:
+        p = self.free.shape[0]
+        if not self.optimize_inducing or self.Z is None:
+            return jnp.asarray(x[:p]), self.Z
+        return jnp.asarray(x[:p]), jnp.asarray(x[p:].reshape(self.Z.shape))
+
+    def _negative(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """−bound and its gradient, from the log while there is one."""
+        position = len(self._values)
+        if position < self._replayed:
+            assert self.replay is not None
+            value = float(self.replay["log_values"][position])
+            gradient = self.replay["log_gradients"][position]
+        else:
+            if self.clock.expired and self.accepted is not None:
+                self._stop = "time limit"
+                raise _Interrupt
+            value, gradient = self._compute(x)
+        self._values.append(value)
+        self._gradients.append(gradient)
+        return value, gradient.copy()
+
+    def _compute(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        free, Z = self._separate(x)
+        found = self.evaluate(free, Z, self._v)
+        self._counts[0] += 1
+        if found is None:
+            return self._too_far(x)
+        self._counts[1] += found.products
+        self._trials[x.tobytes()] = found
+        # −bound has the free parameters' gradient by the chain rule through `unflatten`
+        return -found.value, -self._gradient(free, found)
+
+    def _gradient(self, free: Array, found: Evaluation) -> np.ndarray:
+        _, pull = jax.vjp(self.unflatten, free)
+        (free_bar,) = pull(found.gp_bar)
+        return self._join(free_bar, found.Z_bar)
+
+    def _too_far(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """A wall: far above the values so far and flat, so that the line search takes a shorter step."""
+        if not self._values:
+            raise ValueError(
+                "The bound is not finite at the starting point. Look at the units of X and y, or start "
+                "from larger noise."
+            )
+        return max(self._values) + 1e3 * (1.0 + abs(self._values[0])), np.zeros_like(x)
+
+    def _accept(self, x: np.ndarray) -> None:
+        """SciPy accepted x: v advances here, and only here."""
+        self._steps += 1
+        free, Z = self._separate(x)
+        if len(self._values) < self._replayed or (
+            len(self._values) == self._replayed and not self._trials
+        ):
+            if len(self._values) == self._replayed:
+                assert self.replay is not None
+                if "log_v" in self.replay:
+                    self._v = jnp.asarray(self.replay["log_v"])
+            self.accepted = (free, Z, self._v, -self._values[-1])
+            return
+        found = self._trials[x.tobytes()]
+        self._trials = {}
+        self._v = found.v
+        self.accepted = (free, Z, found.v, found.value)
+        if self._on_accept(found, free):
+            self._stop = "callback"
+            raise _Interrupt
+
+
+def _explain(status: int, message: str) -> str:
+    if status == 1:
+        return "The round's step limit was reached."
+    if status == 2:
+        return "The line search found no further improvement."
+    if "PROJECTED GRADIENT" in message.upper():
+        return "The gradient is zero to within its tolerance."
+    return "The bound no longer improves by more than rounding."

@@ -1,0 +1,151 @@
+"""What training maximises: the value and gradient of a bound at one point, as a pure function.
+
+`evaluate` depends on its arguments alone. CG starts from the v it is given and the v it found is part of
+the answer; who calls decides when to move on. So the same point evaluated twice gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from cglb import bounds, nystrom
+from cglb.bounds import BoundTerms
+from cglb.cg import Stop, conjugate_gradients
+from cglb.logdet import UPPER, LogdetBound, find
+from cglb.model import GP
+from cglb.nystrom import DEFAULT_JITTER, NystromError
+from cglb.operator import KernelOperator, kernel_operator
+
+__all__ = ["METHODS", "Evaluation", "Objective", "evaluate"]
+
+METHODS = ("cglb", "sgpr", "exact")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Which bound, and how hard to work for it.
+
+    method:       "cglb", "sgpr" or "exact".
+    logdet:       the upper bound on log|K̂| (cglb, sgpr).
+    cg_tolerance: nats that CG may leave on the table at each evaluation (cglb).
+    cg_max_steps: CG's step limit; reaching it loosens the bound and is recorded.
+    jitter:       relative jitter on Kuu.
+    mixed:        float32 products inside CG, with a float64 certificate.
+    """
+
+    method: str = "cglb"
+    logdet: str | LogdetBound = "amgm"
+    cg_tolerance: float = 1.0
+    cg_max_steps: int = 1000
+    jitter: float = DEFAULT_JITTER
+    mixed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, found {self.method!r}.")
+        if not self.cg_tolerance > 0.0:
+            raise ValueError(f"cg_tolerance must be positive, found {self.cg_tolerance}.")
+        find(self.logdet, UPPER)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the method has inducing points."""
+        return self.method != "exact"
+
+
+class Evaluation(eqx.Module):
+    """A bound at one point, its gradient, and what CG did for it."""
+
+    terms: BoundTerms
+    gp_bar: GP
+    Z_bar: Float[Array, "m d"] | None
+    v: Float[Array, " n"] | None
+    slack: float = eqx.field(static=True, default=0.0)
+    jitter: float = eqx.field(static=True, default=0.0)
+    cg_steps: int = eqx.field(static=True, default=0)
+    products: int = eqx.field(static=True, default=0)
+    cg_stop: Stop | None = eqx.field(static=True, default=None)
+
+    @property
+    def value(self) -> float:
+        """The bound in nats."""
+        return float(self.terms.value)
+
+
+def evaluate(
+    objective: Objective,
+    gp: GP,
+    X: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    Z: Float[Array, "m d"] | None,
+    v0: Float[Array, " n"] | None,
+) -> Evaluation | None:
+    """Value and gradient at (gp, Z); None where the numbers are not finite or Kuu cannot be factored,
+    as at the far end of a line search."""
+    try:
+        found = _evaluate(objective, gp, X, y, Z, v0)
+    except NystromError:
+        return None
+    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((found.terms, found.gp_bar))]
+    return found if bool(jnp.all(jnp.stack(finite))) else None
+
+
+def _evaluate(
+    objective: Objective, gp: GP, X: Array, y: Array, Z: Array | None, v0: Array | None
+) -> Evaluation:
+    if objective.method == "exact":
+        terms, (gp_bar,) = _value_and_grad(lambda gp: bounds.exact(gp, X, y), gp)
+        return Evaluation(terms, gp_bar, None, None)
+    assert Z is not None
+    logdet = find(objective.logdet, UPPER)
+    factors = nystrom.factor(gp, X, Z, objective.jitter)
+    jitter = float(factors.jitter)
+    if objective.method == "sgpr":
+        terms, (gp_bar, Z_bar) = _value_and_grad(
+            lambda gp, Z: bounds.sgpr_given(gp, X, y, Z, factors, logdet), gp, Z
+        )
+        return Evaluation(terms, gp_bar, Z_bar, None, jitter=jitter)
+    operator = kernel_operator(gp, X)
+    assert isinstance(operator, KernelOperator)
+    solution = conjugate_gradients(
+        operator,
+        y - gp.mean,
+        factors,
+        v0=v0,
+        tolerance=objective.cg_tolerance,
+        max_steps=objective.cg_max_steps,
+        fast=operator.astype(jnp.float32) if objective.mixed else None,
+    )
+    v = solution.v
+    Kv = solution.K_hat_v - gp.noise * v
+    terms, (gp_bar, Z_bar) = _value_and_grad(
+        lambda gp, Z: bounds.cglb_given(gp, X, y, Z, v, factors, Kv, logdet, operator.plan), gp, Z
+    )
+    return Evaluation(
+        terms,
+        gp_bar,
+        Z_bar,
+        v,
+        slack=float(solution.slack),
+        jitter=jitter,
+        cg_steps=solution.steps,
+        products=solution.products,
+        cg_stop=solution.stop,
+    )
+
+
+def _value_and_grad(bound: Callable[..., BoundTerms], *arguments: Any) -> tuple[BoundTerms, Any]:
+    def value(*arguments: Any) -> tuple[Array, BoundTerms]:
+        terms = bound(*arguments)
+        return jnp.asarray(terms.value), terms
+
+    argnums = tuple(range(len(arguments)))
+    (_, terms), gradient = jax.value_and_grad(value, argnums=argnums, has_aux=True)(*arguments)
+    return terms, gradient

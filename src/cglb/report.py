@@ -1,0 +1,130 @@
+"""What was learned, in words and numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from cglb.cg import Solution, Stop
+from cglb.kernels import Columns, Kernel, Linear, Periodic, Product, Scaled, Stationary, Sum
+from cglb.train import Fit
+
+__all__ = ["Evidence", "FitReport", "relevance"]
+
+# a positive parameter within this factor of its floor is "at" it
+AT_FLOOR = 1.5
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """lower ≤ log p(y) ≤ upper, in nats, for y in the user's units."""
+
+    lower: float
+    upper: float
+
+    @property
+    def width(self) -> float:
+        """How much is not known, in nats."""
+        return self.upper - self.lower
+
+    def __str__(self) -> str:
+        return f"log p(y) is between {self.lower:.2f} and {self.upper:.2f}"
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """How a fit went. `str(report)` is the same in plain words."""
+
+    stop: str
+    message: str
+    steps: int
+    evaluations: int
+    seconds: float
+    bound: float
+    products: int
+    slack: float | None
+    cg_trouble: int
+    jitter: float
+    at_floor: tuple[str, ...]
+    rows: int
+    prediction_stop: str | None
+
+    @classmethod
+    def of(
+        cls, fit: Fit, solution: Solution | None, rows: int, noise_floor: float, y_scale: float
+    ) -> FitReport:
+        """Collect the facts; the bound is for y in the user's units."""
+        last = fit.history[-1] if fit.history else None
+        parameters = last["parameters"] if last else {}
+        floors = {
+            name: noise_floor if name == "noise" else 1e-6 for name in parameters if name != "mean"
+        }
+        return cls(
+            stop=fit.stop,
+            message=fit.message,
+            steps=len(fit.history),
+            evaluations=fit.evaluations,
+            seconds=fit.seconds,
+            bound=fit.bound - rows * float(np.log(y_scale)),
+            products=fit.products + (solution.products if solution else 0),
+            slack=float(solution.slack) if solution else None,
+            cg_trouble=sum(row["cg_stop"] not in (None, Stop.TOLERANCE.value) for row in fit.history),
+            jitter=max((row["jitter"] for row in fit.history), default=0.0),
+            at_floor=tuple(n for n, floor in floors.items() if parameters[n] <= AT_FLOOR * floor),
+            rows=rows,
+            prediction_stop=solution.stop.value if solution else None,
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"Training stopped after {self.steps} steps ({self.evaluations} evaluations, "
+            f"{self.seconds:.1f} s): {self.stop}. {self.message}",
+            f"The bound on the log marginal likelihood is {self.bound:.2f} nats.",
+        ]
+        if self.slack is not None:
+            lines.append(
+                f"Conjugate gradients cost the final model at most {self.slack:.2g} nats; "
+                f"{self.products} products with the {self.rows} x {self.rows} matrix were made."
+            )
+        if self.cg_trouble:
+            lines.append(
+                f"In {self.cg_trouble} steps conjugate gradients stopped before its tolerance: those "
+                "bounds are valid but looser. More inducing points or a higher noise_floor help."
+            )
+        if self.prediction_stop not in (None, Stop.TOLERANCE.value):
+            lines.append(f"For predictions conjugate gradients stopped at: {self.prediction_stop}.")
+        if self.at_floor:
+            lines.append(
+                f"At the lower limit: {', '.join(self.at_floor)}. The data may be free of noise, or the "
+                "kernel too rough for them."
+            )
+        if self.jitter > 1e-8:
+            lines.append(
+                f"Jitter of up to {self.jitter:.1g} (relative) was needed to factor Kuu: inducing points "
+                "nearly coincide in the scaled inputs."
+            )
+        return "\n".join(lines)
+
+
+def relevance(kernel: Kernel, d: int) -> Float[np.ndarray, " d"]:
+    """Inverse lengthscale of each column, the largest scaled to 1; 0 for a column the kernel ignores."""
+    raw = _raw_relevance(kernel, d)
+    top = raw.max(initial=0.0)
+    return raw / top if top > 0.0 else raw
+
+
+def _raw_relevance(kernel: Kernel, d: int) -> Float[np.ndarray, " d"]:
+    if isinstance(kernel, Stationary | Periodic):
+        return np.broadcast_to(1.0 / np.asarray(kernel.lengthscale), (d,)).copy()
+    if isinstance(kernel, Linear):
+        return np.broadcast_to(np.sqrt(np.asarray(kernel.variance)), (d,)).copy()
+    if isinstance(kernel, Sum | Product):
+        return np.maximum(_raw_relevance(kernel.left, d), _raw_relevance(kernel.right, d))
+    if isinstance(kernel, Scaled):
+        return _raw_relevance(kernel.kernel, d)
+    out = np.zeros(d)
+    if isinstance(kernel, Columns):
+        out[list(kernel.columns)] = _raw_relevance(kernel.kernel, len(kernel.columns))
+    return out

@@ -1,0 +1,112 @@
+"""Files: arrays as safetensors, the rest as JSON in the same file's header. No pickle.
+
+One format serves checkpoints and saved models: a `kind`, a `version`, a JSON document and named arrays.
+Files are written beside their target and moved into place, so a kill leaves the old file or the new
+one, never half of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_bytes
+
+from cglb import kernels
+from cglb.kernels import Kernel
+
+__all__ = ["StoreError", "kernel_from_json", "kernel_to_json", "read", "write"]
+
+FORMAT = "cglb"
+
+
+class StoreError(ValueError):
+    """A file that is not what it should be."""
+
+
+def write(
+    path: str | os.PathLike[str],
+    kind: str,
+    version: int,
+    document: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Write atomically: a reader sees the old content or the new, whatever happens in between."""
+    path = Path(path)
+    header = {"format": FORMAT, "kind": kind, "version": str(version), "document": json.dumps(document)}
+    content = to_bytes({name: np.ascontiguousarray(array) for name, array in arrays.items()}, header)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(
+    path: str | os.PathLike[str], kind: str, version: int
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The document and the arrays of a file of this kind; `StoreError` if it is damaged or foreign."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise StoreError(
+            f"{path} is damaged or not a safetensors file ({error}). Restore it or save again."
+        ) from None
+    if header.get("format") != FORMAT or header.get("kind") != kind:
+        found = header.get("kind", "no mark of this package")
+        raise StoreError(f"{path} is not a cglb {kind}: found {found}.")
+    if header.get("version") != str(version):
+        raise StoreError(
+            f"{path} is a cglb {kind} of version {header.get('version')}, but this release reads "
+            f"version {version}. Load it with the release that wrote it and save it anew."
+        )
+    return json.loads(header["document"]), arrays
+
+
+def kernel_to_json(kernel: Kernel) -> dict[str, Any]:
+    """A kernel's class, values and parts, exact to the last bit."""
+    name = type(kernel).__name__
+    if getattr(kernels, name, None) is not type(kernel):
+        raise StoreError(
+            f"{name} is a kernel of your own; only kernels built from cglb's can be saved. "
+            "Save its hyperparameters yourself and construct the kernel anew."
+        )
+    fields: dict[str, Any] = {}
+    for field in kernel.__dataclass_fields__:
+        value = getattr(kernel, field)
+        if isinstance(value, Kernel):
+            fields[field] = kernel_to_json(value)
+        elif isinstance(value, tuple):
+            fields[field] = list(value)
+        else:
+            fields[field] = np.asarray(value).tolist()  # repr of a float64 is exact in JSON
+    return {"kernel": name, "fields": fields}
+
+
+def kernel_from_json(document: Mapping[str, Any]) -> Kernel:
+    """The inverse of `kernel_to_json`."""
+    name = document["kernel"]
+    if name not in kernels.__all__:
+        raise StoreError(f"The file names a kernel {name!r} that this release does not have.")
+    fields = {
+        key: kernel_from_json(value)
+        if isinstance(value, dict)
+        else (tuple(value) if key == "columns" else value)
+        for key, value in document["fields"].items()
+    }
+    return getattr(kernels, name)(**fields)

@@ -1,0 +1,69 @@
+"""From the user's tables to arrays: missing values and scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+__all__ = ["check_target", "feature_scale", "missing_message"]
+
+
+def check_target(X: Any, y: Any, drop_missing: bool) -> tuple[Any, Any]:
+    """Rows with a missing target dropped on request, else a ValueError that counts them."""
+    values = np.asarray(y)
+    if values.dtype.kind == "O":
+        try:
+            values = values.astype(np.float64)
+        except (TypeError, ValueError):
+            return X, y  # scikit-learn's validation has the better words for this
+    if values.dtype.kind != "f" or not np.isnan(values).any():
+        return X, y
+    missing = np.isnan(values).reshape(len(values), -1).any(axis=1)
+    if not drop_missing:
+        raise ValueError(
+            f"Input y contains NaN: {int(missing.sum())} of {len(values)} targets are missing. Drop "
+            "those rows, or pass drop_missing=True."
+        )
+    keep = np.flatnonzero(~missing)
+    return _rows(X, keep), values[keep]
+
+
+def _rows(X: Any, keep: np.ndarray) -> Any:
+    if hasattr(X, "iloc"):  # pandas
+        return X.iloc[keep]
+    return X[keep] if hasattr(X, "shape") else np.asarray(X)[keep]
+
+
+def missing_message(X: Any) -> None:
+    """ValueError that names the columns with missing values and how many each has."""
+    columns = getattr(X, "columns", None)
+    if columns is None and not (isinstance(X, np.ndarray) and X.ndim == 2):
+        return  # not a table: scikit-learn's validation decides
+    try:
+        values = np.asarray(X, dtype=np.float64)
+    except (TypeError, ValueError):
+        return
+    counts = np.isnan(values).sum(axis=0)
+    if not counts.any():
+        return
+    names = list(columns) if columns is not None else [f"column {i}" for i in range(values.shape[1])]
+    found = ", ".join(f"{names[i]} ({counts[i]})" for i in np.flatnonzero(counts)[:10])
+    raise ValueError(f"Input X contains NaN: {found}. Drop or fill those entries first.")
+
+
+def feature_scale(
+    X: Float[np.ndarray, "n d"],
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
+    """Mean and standard deviation of each column; 1 for a column that is constant to rounding.
+
+    Computed on columns divided by their largest magnitude, so that huge or tiny units neither overflow
+    nor vanish.
+    """
+    size = np.abs(X).max(axis=0)
+    size = np.where(size > 0.0, size, 1.0)
+    unit = X / size
+    shift, scale = unit.mean(axis=0), unit.std(axis=0)
+    scale = np.where(scale > 1e-12, scale, 1.0 / size)
+    return shift * size, scale * size

@@ -1,0 +1,328 @@
+"""Training: maximise a bound by L-BFGS-B, in rounds, with history and checkpoints.
+
+The fast way (default) leaves the inducing points out of the optimisation: each round reselects Z
+greedily at the current hyperparameters and then takes some L-BFGS steps in the d + 3 hyperparameters.
+The paper's way (`optimize_inducing=True`) optimises hyperparameters and Z together in one long round.
+
+CG's v moves on only when the optimiser accepts a step, so within a line search the objective is one
+fixed function. A checkpoint stores the values and gradients seen in the current round: a restarted fit
+feeds them to SciPy again, which is deterministic, and so arrives in the very state it was killed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from cglb import inducing
+from cglb.checkpoint import Checkpoint
+from cglb.checks import boundary
+from cglb.constraints import DEFAULT_FLOOR, Parameters
+from cglb.lbfgs import Clock, Round, RoundResult
+from cglb.model import GP
+from cglb.objective import Evaluation, Objective, evaluate
+from cglb.progress import reporter
+
+__all__ = ["Fit", "train"]
+
+# a round of L-BFGS that converged and gained less than this many nats ends the training
+SMALLEST_GAIN = 0.1
+
+
+@dataclass
+class Fit:
+    """A trained model and how it got there.
+
+    stop:    "converged", "step limit", "time limit" or "callback"; `message` is the same in a sentence.
+    history: a row a step: step, round, bound and its terms, CG steps, slack, jitter, seconds (without
+             callbacks), evaluations, and the hyperparameters by name.
+    """
+
+    gp: GP
+    Z: Float[Array, "m d"] | Float[np.ndarray, "m d"] | None
+    v: Float[Array, " n"] | Float[np.ndarray, " n"] | None
+    bound: float
+    stop: str
+    message: str
+    history: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: int = 0
+    products: int = 0
+    seconds: float = 0.0
+
+
+@boundary
+def train(
+    gp: GP,
+    X: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    objective: Objective = Objective(),  # noqa: B008 (frozen)
+    *,
+    Z: Float[Array, "m d"] | None = None,
+    num_inducing: int = 512,
+    optimize_inducing: bool = False,
+    max_steps: int = 100,
+    steps_per_round: int = 25,
+    floor: float | Mapping[str, float] = DEFAULT_FLOOR,
+    fixed: tuple[str, ...] = (),
+    seed: int = 0,
+    callback: Callable[[dict[str, Any], Callable[[], Fit]], bool | None] | None = None,
+    progress: bool = False,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = 30.0,
+    max_seconds: float | None = None,
+) -> Fit:
+    """Maximise `objective` over the hyperparameters of `gp`, starting from its values.
+
+    Z:                 inducing points to start from; by default `num_inducing` greedy ones.
+    optimize_inducing: optimise Z by gradient too (the paper's way).
+    max_steps:         accepted L-BFGS steps in all; `steps_per_round` between two selections of Z.
+    floor, fixed:      as in `Parameters`.
+    callback:          called after each step with the history row and a function that gives the model
+                       so far; its time does not count; returning True stops.
+    checkpoint:        a file. If it exists, training goes on from it, to the result that an
+                       uninterrupted run would have had; it is written at most every
+                       `checkpoint_seconds`, and at the end.
+    """
+    for name, value in (("max_steps", max_steps), ("steps_per_round", steps_per_round)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, found {value}.")
+    state = _State(
+        Problem(X, y, objective, Parameters(gp, floor, fixed), optimize_inducing, num_inducing, seed),
+        Clock(max_seconds),
+    )
+    store = Checkpoint(checkpoint, checkpoint_seconds, state.problem.fingerprint(gp, Z, steps_per_round))
+    state.begin(gp, Z, store.load())
+    with reporter(progress, max_steps) as report:
+
+        def on_step(row: dict[str, Any]) -> bool:
+            report(row)
+            store.save_if_due(state.snapshot)
+            if callback is None:
+                return False
+            with state.clock.paused():
+                return bool(callback(row, state.fit))
+
+        while state.stop is None:
+            state.run_round(max_steps, steps_per_round, on_step)
+    store.save(state.snapshot)
+    return state.fit()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What does not change during a fit."""
+
+    X: Float[Array, "n d"]
+    y: Float[Array, " n"]
+    objective: Objective
+    parameters: Parameters
+    optimize_inducing: bool
+    num_inducing: int
+    seed: int
+
+    def fingerprint(self, gp: GP, Z: Array | None, steps_per_round: int) -> str:
+        """Changes if anything that decides the path of the optimisation changes."""
+        digest = hashlib.sha256()
+        settings = (
+            self.objective,
+            self.optimize_inducing,
+            self.num_inducing,
+            self.seed,
+            steps_per_round,
+        )
+        digest.update(repr((settings, self.parameters.floor, self.parameters.fixed)).encode())
+        for array in (self.X, self.y, Z, self.parameters.natural(gp)):
+            digest.update(b"none" if array is None else np.asarray(array).tobytes())
+        return digest.hexdigest()
+
+    def select(self, gp: GP, round_number: int) -> Array | None:
+        """Greedy inducing points at these hyperparameters."""
+        if not self.objective.sparse:
+            return None
+        m = min(self.num_inducing, self.X.shape[0])
+        return jnp.asarray(inducing.greedy(gp.kernel, self.X, m, seed=self.seed + round_number))
+
+    def evaluate(self, free: Array, Z: Array | None, v: Array | None) -> Evaluation | None:
+        gp = self.parameters.unflatten(free)
+        return evaluate(self.objective, gp, self.X, self.y, Z, v)
+
+
+@dataclass
+class _State:
+    """Where a fit is: at the start of a round, and what the round has seen so far."""
+
+    problem: Problem
+    clock: Clock
+    free: Array = field(init=False)
+    Z: Array | None = field(init=False, default=None)
+    v: Array | None = field(init=False, default=None)
+    bound: float = field(init=False, default=-np.inf)
+    number: int = 0
+    current: Round | None = None
+    resumed: tuple[dict[str, Any], dict[str, np.ndarray]] | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: int = 0
+    products: int = 0
+    stop: str | None = None
+    message: str = ""
+
+    def begin(self, gp: GP, Z: Array | None, saved: Any) -> None:
+        self.free = self.problem.parameters.flatten(gp)
+        if saved is None:
+            self.Z = Z if Z is not None else self.problem.select(gp, 0)
+            if not self.problem.objective.sparse:
+                self.Z = None
+            return
+        document, arrays = saved
+        self.free = jnp.asarray(arrays["free"])
+        self.Z = jnp.asarray(arrays["Z"]) if "Z" in arrays else None
+        self.v = jnp.asarray(arrays["v_start"]) if "v_start" in arrays else None
+        self.number, self.history = document["round"], document["history"]
+        self.bound = document["bound"]
+        self.evaluations, self.products = document["evaluations"], document["products"]
+        self.stop, self.message = document["stop"], document["message"]
+        self.clock.add(document["seconds"])
+        self.resumed = saved
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """All that is needed to go on: the round's start and the values and gradients since."""
+        arrays = {"free": np.asarray(self.free)}
+        if self.Z is not None:
+            arrays["Z"] = np.asarray(self.Z)
+        if self.v is not None:
+            arrays["v_start"] = np.asarray(self.v)
+        document: dict[str, Any] = {
+            "round": self.number,
+            "history": self.history,
+            "bound": self.bound,
+            "evaluations": self.evaluations,
+            "products": self.products,
+            "seconds": self.clock.seconds,
+            "stop": self.stop,
+            "message": self.message,
+        }
+        if self.current is not None:
+            arrays |= self.current.log_arrays()
+        return document, arrays
+
+    def run_round(self, max_steps: int, steps_per_round: int, on_step: Callable[[Any], bool]) -> None:
+        """One L-BFGS run from the current point, then the choice of the next round's Z."""
+        problem = self.problem
+        single = problem.optimize_inducing or not problem.objective.sparse
+        first = self.history[-1]["step"] if self.history else 0
+        replay = None
+        if self.resumed is not None:
+            replay = {key: value for key, value in self.resumed[1].items() if key.startswith("log_")}
+            first -= int(replay["log_steps"]) if "log_steps" in replay else 0
+            self.resumed = None
+        limit = max_steps - first
+        if not single:
+            limit = min(steps_per_round, limit)
+        self.current = Round(
+            evaluate=problem.evaluate,
+            unflatten=problem.parameters.unflatten,
+            free=self.free,
+            Z=self.Z,
+            v=self.v,
+            optimize_inducing=problem.optimize_inducing and problem.objective.sparse,
+            replay=replay,
+            clock=self.clock,
+        )
+
+        def accepted(evaluation: Evaluation, free: Array) -> bool:
+            self.evaluations, self.products = self._counts()
+            self.history.append(self._row(evaluation, free))
+            return on_step(self.history[-1])
+
+        before = self.bound
+        result = self.current.run(limit, accepted)
+        self.evaluations, self.products = self._counts()
+        self.free, self.Z, self.v = result.free, result.Z, result.v
+        self.bound = result.bound
+        self.current = None
+        self._decide(result, single, max_steps, before)
+
+    def _counts(self) -> tuple[int, int]:
+        assert self.current is not None
+        evaluations, products = self.current.take_counts()
+        return self.evaluations + evaluations, self.products + products
+
+    def _decide(self, result: RoundResult, single: bool, max_steps: int, before: float) -> None:
+        done = self.history[-1]["step"] if self.history else 0
+        if result.stop in ("callback", "time limit"):
+            self.stop, self.message = result.stop, result.message
+        elif done >= max_steps:
+            self.stop = "step limit"
+            self.message = (
+                f"Stopped after {done} steps, as asked; more steps may raise the bound further."
+            )
+        elif single or (result.converged and result.bound - before < SMALLEST_GAIN):
+            self.stop, self.message = "converged", result.message
+        else:
+            self.number += 1
+            self._reselect()
+
+    def _reselect(self) -> None:
+        """New inducing points at the current hyperparameters, if they make the better bound."""
+        problem = self.problem
+        gp = problem.parameters.unflatten(self.free)
+        Z = problem.select(gp, self.number)
+        with self.clock.running():
+            found = problem.evaluate(self.free, Z, self.v)
+        self.evaluations += 1
+        if found is not None:
+            self.products += found.products
+            if found.value > self.bound:
+                self.Z, self.v, self.bound = Z, found.v, found.value
+
+    def _row(self, evaluation: Evaluation, free: Array) -> dict[str, Any]:
+        terms = evaluation.terms
+        names = self.problem.parameters.names
+        gp = self.problem.parameters.unflatten(free)
+        natural = np.asarray(self.problem.parameters.natural(gp))
+        iterative = evaluation.cg_stop is not None
+        return {
+            "step": (self.history[-1]["step"] if self.history else 0) + 1,
+            "round": self.number,
+            "bound": evaluation.value,
+            "constant": float(terms.constant),
+            "quadratic": float(terms.quadratic),
+            "logdet": float(terms.logdet),
+            "logdet_bound": str(
+                getattr(self.problem.objective.logdet, "name", self.problem.objective.logdet)
+            ),
+            "cg_steps": evaluation.cg_steps if iterative else None,
+            "cg_stop": evaluation.cg_stop.value if evaluation.cg_stop else None,
+            "slack": evaluation.slack if iterative else None,
+            "jitter": evaluation.jitter,
+            "evaluations": self.evaluations,
+            "products": self.products,
+            "seconds": self.clock.seconds,
+            "parameters": dict(zip(names, natural.tolist(), strict=True)),
+        }
+
+    def fit(self) -> Fit:
+        """The model as it stands."""
+        free, Z, v = self.free, self.Z, self.v
+        bound = self.bound
+        if self.current is not None and self.current.accepted is not None:
+            free, Z, v, bound = self.current.accepted
+        return Fit(
+            gp=self.problem.parameters.unflatten(free),
+            Z=Z,
+            v=v,
+            bound=bound,
+            stop=self.stop or "running",
+            message=self.message,
+            history=self.history,
+            evaluations=self.evaluations,
+            products=self.products,
+            seconds=self.clock.seconds,
+        )

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format setup clean
+.PHONY: demo test lint format setup peers clean
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -12,6 +12,9 @@ $(READY): pyproject.toml
 	touch $@
 
 setup: $(READY)
+
+demo: $(READY)  ## fit the robot arm, print a table, write pictures to demo/
+	$(BIN)/python examples/demo.py --output demo
 
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -24,6 +27,13 @@ lint: $(READY)  ## what CI checks beside the tests
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+peers:  ## virtual environments of the libraries that benchmarks compare with
+	test -x benchmarks/.venvs/gpflow/bin/python || $(PYTHON) -m venv benchmarks/.venvs/gpflow
+	benchmarks/.venvs/gpflow/bin/python -m pip install --quiet -r benchmarks/peers/requirements-gpflow.txt
+	test -x benchmarks/.venvs/torch/bin/python || $(PYTHON) -m venv benchmarks/.venvs/torch
+	benchmarks/.venvs/torch/bin/python -m pip install --quiet torch==2.13.0
+	benchmarks/.venvs/torch/bin/python -m pip install --quiet -r benchmarks/peers/requirements-torch.txt
 
 clean:
 	rm -rf $(VENV) build dist

@@ -10,7 +10,6 @@ are differentiable in gp, Z and, for `exact`, nothing else; X, y and v are data.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -20,14 +19,17 @@ import numpy as np
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float
 
+from cglb import logdet as logdet_bounds
 from cglb import nystrom, tiles
+from cglb.chain import Chain
 from cglb.checks import boundary
-from cglb.logdet import LOWER, UPPER, LogdetBound, Spectrum, find
+from cglb.logdet import LOWER, Spectrum, find
 from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER, Nystrom
 from cglb.precision import Number
 
 __all__ = [
+    "UPPER",
     "BoundTerms",
     "cglb",
     "cglb_given",
@@ -35,9 +37,11 @@ __all__ = [
     "quadratic_interval",
     "sgpr",
     "sgpr_given",
-    "spectrum",
     "upper",
 ]
+
+# every upper bound on log|K̂| by name; `Chain(...)` with other settings may be given in place of a name
+UPPER = {**logdet_bounds.UPPER, "chain": Chain()}
 
 
 class BoundTerms(eqx.Module):
@@ -97,7 +101,7 @@ def sgpr(
     X: Float[Array, "n d"],
     y: Float[Array, " n"],
     Z: Float[Array, "m d"],
-    logdet: str | LogdetBound = "trace",
+    logdet: Any = "trace",
     jitter: float = DEFAULT_JITTER,
 ) -> BoundTerms:
     """log p(y) ≥ −(n/2)log 2π − ½eᵀQ̂⁻¹e − ½·(upper bound on log|K̂|), O(nm²).
@@ -105,7 +109,7 @@ def sgpr(
     logdet="trace" is Titsias' bound; any other choice is the paper's improvement at the same cost.
     """
     factors = nystrom.factor(jax.lax.stop_gradient(gp), X, jax.lax.stop_gradient(Z), jitter)
-    return sgpr_given(gp, X, y, Z, factors, find(logdet, UPPER))
+    return sgpr_given(gp, X, y, Z, factors, _upper(logdet, gp, X))
 
 
 def sgpr_given(
@@ -114,7 +118,7 @@ def sgpr_given(
     y: Float[Array, " n"],
     Z: Float[Array, "m d"],
     factors: Nystrom,
-    logdet: LogdetBound,
+    logdet: Any,
 ) -> BoundTerms:
     """`sgpr` where the Nyström factors at (gp, Z) are already there."""
     e = y - gp.mean
@@ -129,7 +133,7 @@ def cglb(
     y: Float[Array, " n"],
     Z: Float[Array, "m d"],
     v: Float[Array, " n"],
-    logdet: str | LogdetBound = "amgm",
+    logdet: Any = "amgm",
     jitter: float = DEFAULT_JITTER,
 ) -> BoundTerms:
     """log p(y) ≥ −(n/2)log 2π − ½(rᵀQ̂⁻¹r + 2eᵀv − vᵀK̂v) − ½·(upper bound on log|K̂|) for every v.
@@ -141,7 +145,7 @@ def cglb(
     fixed, v = jax.lax.stop_gradient((gp, v))
     factors = nystrom.factor(fixed, X, jax.lax.stop_gradient(Z), jitter)
     Kv = tiles.product(plan, fixed.kernel, X, X, v[:, None])[:, 0]
-    return cglb_given(gp, X, y, Z, v, factors, Kv, find(logdet, UPPER), plan)
+    return cglb_given(gp, X, y, Z, v, factors, Kv, _upper(logdet, gp, X), plan)
 
 
 def cglb_given(
@@ -152,7 +156,7 @@ def cglb_given(
     v: Float[Array, " n"],
     factors: Nystrom,
     Kv: Float[Array, " n"],
-    logdet: LogdetBound,
+    logdet: Any,
     plan: tiles.Plan,
 ) -> BoundTerms:
     """`cglb` where the Nyström factors and K(X, X)v (without noise) are already there."""
@@ -170,7 +174,7 @@ def upper(
     y: Float[Array, " n"],
     Z: Float[Array, "m d"],
     v: Float[Array, " n"],
-    logdet: str | LogdetBound = "nystrom",
+    logdet: Any = "nystrom",
     jitter: float = DEFAULT_JITTER,
 ) -> BoundTerms:
     """log p(y) ≤ −(n/2)log 2π − ½(2eᵀv − vᵀK̂v) − ½·(lower bound on log|K̂|) for every v.
@@ -213,35 +217,27 @@ def quadratic_interval(
     return QuadraticInterval(lower, lower + r @ factors.solve(r))
 
 
-def spectrum(
-    gp: GP, X: Float[Array, "n d"], G: Float[Array, "m m"], s: Float[Array, " n"], diagonal: bool
-) -> Spectrum:
-    """The log-det bounds' view of the Nyström terms; δ only where the bound asks for it."""
-    k_diag = gp.kernel.diag(X)
-    noise = jnp.asarray(gp.noise)
-    if diagonal:
-        delta = jnp.maximum(k_diag - noise * s, 0.0)
-        return Spectrum(noise, G, jnp.sum(delta), delta)
-    residual_trace = jnp.maximum(jnp.sum(k_diag) - noise * jnp.trace(G), 0.0)
-    return Spectrum(noise, G, residual_trace, jnp.zeros_like(k_diag))
+def _upper(logdet: Any, gp: GP, X: Array) -> Any:
+    """An upper bound on log|K̂| from a name, settings or a prepared bound."""
+    return find(logdet, UPPER).prepare(jax.lax.stop_gradient(gp.kernel), X)
 
 
 def _nystrom_terms(
-    logdet: LogdetBound, gp: GP, X: Array, Z: Array, r: Array, factors: Nystrom
+    logdet: Any, gp: GP, X: Array, Z: Array, r: Array, factors: Nystrom
 ) -> tuple[Array, Array]:
     """(rᵀQ̂⁻¹r, bound on log|K̂|), differentiable in gp, Z and r."""
-    G, c, s = nystrom.gram(gp, X, Z, r, factors, logdet.diagonal)
-    return _small_terms(logdet, gp, X, G, c, s, r)
+    G, c, At = nystrom.gram(gp, X, Z, r, factors, logdet.rows)
+    return _small_terms(logdet, gp, X, G, c, At, r)
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def _small_terms(
-    logdet: LogdetBound, gp: GP, X: Array, G: Array, c: Array, s: Array, r: Array
+    logdet: Any, gp: GP, X: Array, G: Array, c: Array, At: Array | None, r: Array
 ) -> tuple[Array, Array]:
     """The part that is small beside nm²: one compiled function, differentiated by autodiff."""
     noise = jnp.asarray(gp.noise)
     quadratic = (r @ r - inverse_quadratic(G, c)) / noise
-    return quadratic, logdet.function(spectrum(gp, X, G, s, logdet.diagonal))
+    return quadratic, logdet(Spectrum(gp.kernel, noise, X, G, At))
 
 
 @jax.custom_vjp

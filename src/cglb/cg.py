@@ -19,10 +19,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cglb import nystrom
+from cglb.chain import Chain
 from cglb.checks import boundary
 from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER, Nystrom
 from cglb.operator import Operator, kernel_operator
+from cglb.preconditioners import choose
 
 __all__ = ["Solution", "Stop", "conjugate_gradients", "solve"]
 
@@ -73,18 +75,28 @@ def solve(
     tolerance: float = 1.0,
     max_steps: int = 1000,
     jitter: float = DEFAULT_JITTER,
+    precondition: str = "auto",
     mixed: bool = False,
 ) -> Solution:
-    """A good v for `bounds.cglb`: K̂v = y − μ by CG, preconditioned by Q̂, to `tolerance` nats.
+    """A good v for `bounds.cglb`: K̂v = y − μ by preconditioned CG, to `tolerance` nats.
 
-    v0:    where to start; v = 0 is used instead if it gives the better bound.
-    mixed: take CG's products in float32. The final residual, which is the certificate, stays float64.
+    v0:           where to start; v = 0 is used instead if it gives the better bound.
+    precondition: "nystrom", "chain" or "auto", as in `Objective`.
+    mixed:        take CG's products in float32. The final residual, the certificate, stays float64.
     """
     operator = kernel_operator(gp, X)
     factors = nystrom.factor(gp, X, Z, jitter)
     fast = operator.astype(jnp.float32) if mixed else None
+    blocks = None if precondition == "nystrom" else Chain().prepare(gp.kernel, X).blocks
     return conjugate_gradients(
-        operator, y - gp.mean, factors, v0=v0, tolerance=tolerance, max_steps=max_steps, fast=fast
+        operator,
+        y - gp.mean,
+        factors,
+        precondition=choose(precondition, gp, X, factors, blocks),
+        v0=v0,
+        tolerance=tolerance,
+        max_steps=max_steps,
+        fast=fast,
     )
 
 

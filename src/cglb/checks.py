@@ -76,7 +76,7 @@ def as_data(name: str, value: Any, ndim: int) -> jax.Array:
         raise ValueError(
             f"{name} must have {ndim} axes {SHAPES.get(name, '')}, found shape {array.shape}.{hint}"
         )
-    if array.size == 0:
+    if array.size == 0 and name != "free":  # every parameter may be fixed, which leaves none free
         raise ValueError(f"{name} is empty: found shape {array.shape}.")
     if isinstance(array, np.ndarray):
         check_finite(name, array)

@@ -21,7 +21,8 @@ from cglb.kernels import RBF, Kernel, Matern12, Matern32, Matern52, RationalQuad
 from cglb.metrics import interval
 from cglb.model import GP
 from cglb.objective import Objective
-from cglb.report import Evidence, FitReport, relevance
+from cglb.relevance import relevance
+from cglb.report import Evidence, FitReport
 from cglb.tables import check_target, feature_scale, missing_message
 from cglb.train import train
 
@@ -51,7 +52,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     num_inducing : int or "auto"
         Inducing points; "auto" is min(n, 512), less where `memory_gb` is small.
     logdet : str
-        Upper bound on log|K̂|: "amgm" (the paper's), "hadamard", "waterfill" or "trace".
+        Upper bound on log|K̂|: "chain" (the tightest, reached from "amgm" in stages), "amgm" (the
+        paper's), "hadamard", "waterfill" or "trace".
     cg_tolerance : float
         Nats that conjugate gradients may leave on the table at each evaluation.
     optimize_inducing : bool
@@ -63,7 +65,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     drop_missing : bool
         Drop rows whose target is missing instead of raising.
     random_state : int, RandomState or None
-        Decides ties in the choice of inducing points. The same seed gives the same fit.
+        Decides ties in the choice of inducing points. The same seed gives the same fit; None is one
+        fixed seed, so that an interrupted `fit` finds its checkpoint again.
     memory_gb : float or None
         Budget for the n × m arrays; limits `num_inducing="auto"` and refuses what cannot fit.
     progress : bool
@@ -129,7 +132,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             optimize_inducing=self.optimize_inducing,
             max_steps=self.max_steps,
             floor={"kernel": 1e-6, "noise": self.noise_floor},
-            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            seed=self._seed(),
             progress=self.progress,
             checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
         )
@@ -164,8 +167,6 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         return solution
 
     def _validate_fit(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        if y is None:
-            raise ValueError("GPRegressor requires y to be passed, but the target y is None.")
         X, y = check_target(X, y, self.drop_missing)
         missing_message(X)
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=1)
@@ -189,6 +190,11 @@ class GPRegressor(RegressorMixin, BaseEstimator):
                 f"kernel must be one of {', '.join(KERNELS)} or a cglb kernel, found {self.kernel!r}."
             )
         return KERNELS[self.kernel](np.ones(d))
+
+    def _seed(self) -> int:
+        if self.random_state is None:
+            return 0
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _num_inducing(self, n: int) -> int:
         if self.method == "exact":
@@ -256,6 +262,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         return mean
 
     def _validate_new(self, X: Any) -> np.ndarray:
+        missing_message(X)
         return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
     # ---- what was learned ----

@@ -102,10 +102,10 @@ class Kernel(eqx.Module):
             )
         return Sum(self, other)
 
-    def __mul__(self, other: Kernel | float) -> Product | Scaled:
-        return Product(self, other) if isinstance(other, Kernel) else other * self
+    def __mul__(self, other: Kernel | Number | float | int) -> Product | Scaled:
+        return Product(self, other) if isinstance(other, Kernel) else self.__rmul__(other)
 
-    def __rmul__(self, other: float) -> Scaled:
+    def __rmul__(self, other: Number | float | int) -> Scaled:
         return Scaled(self, as_parameter(other))
 
 

@@ -15,6 +15,7 @@ from scipy.optimize import minimize
 
 from cglb.model import GP
 from cglb.objective import Evaluation
+from cglb.store import StoreError
 
 __all__ = ["Clock", "Round", "RoundResult"]
 
@@ -98,6 +99,8 @@ class Round:
     _values: list[float] = field(default_factory=list)
     _gradients: list[np.ndarray] = field(default_factory=list)
     _steps: int = 0
+    _logged: int = 0  # evaluations up to the last accepted step
+    _caught_up: bool = False  # the replay has ended, and where it should
     _trials: dict[bytes, Evaluation] = field(default_factory=dict)
     _counts: list[int] = field(default_factory=lambda: [0, 0])
     _stop: str | None = None
@@ -126,6 +129,7 @@ class Round:
                     "callback": "Stopped by the callback.",
                     "time limit": "Stopped at the time limit.",
                 }[self._stop or "callback"]
+        self._check_replay()
         if self.accepted is None:  # not one step: the start is the answer
             start = self._trials.get(x0.tobytes())
             value = start.value if start is not None else -self._values[0]
@@ -135,13 +139,14 @@ class Round:
         return RoundResult(*self.accepted, stop=stop, message=message)
 
     def log_arrays(self) -> dict[str, np.ndarray]:
-        """The round so far, for `replay`; asked for right after an accepted step."""
-        if not self._values:
+        """The round up to its last accepted step, for `replay`."""
+        if self.accepted is None:
             return {}
         arrays = {
-            "log_values": np.array(self._values),
-            "log_gradients": np.stack(self._gradients),
+            "log_values": np.array(self._values[: self._logged]),
+            "log_gradients": np.stack(self._gradients[: self._logged]),
             "log_steps": np.array(self._steps),
+            "log_x": self._join(self.accepted[0], self.accepted[1]),
         }
         if self._v is not None:
             arrays["log_v"] = np.asarray(self._v)
@@ -172,6 +177,7 @@ class Round:
             value = float(self.replay["log_values"][position])
             gradient = self.replay["log_gradients"][position]
         else:
+            self._check_replay()
             if self.clock.expired and self.accepted is not None:
                 self._stop = "time limit"
                 raise _Interrupt
@@ -187,9 +193,12 @@ class Round:
         if found is None:
             return self._too_far(x)
         self._counts[1] += found.products
-        self._trials[x.tobytes()] = found
         # −bound has the free parameters' gradient by the chain rule through `unflatten`
-        return -found.value, -self._gradient(free, found)
+        gradient = -self._gradient(free, found)
+        if not np.isfinite(gradient).all():
+            return self._too_far(x)
+        self._trials[x.tobytes()] = found
+        return -found.value, gradient
 
     def _gradient(self, free: Array, found: Evaluation) -> np.ndarray:
         _, pull = jax.vjp(self.unflatten, free)
@@ -208,23 +217,35 @@ class Round:
     def _accept(self, x: np.ndarray) -> None:
         """SciPy accepted x: v advances here, and only here."""
         self._steps += 1
+        self._logged = len(self._values)
         free, Z = self._separate(x)
-        if len(self._values) < self._replayed or (
-            len(self._values) == self._replayed and not self._trials
-        ):
-            if len(self._values) == self._replayed:
-                assert self.replay is not None
-                if "log_v" in self.replay:
-                    self._v = jnp.asarray(self.replay["log_v"])
+        if self._logged <= self._replayed and not self._trials:
+            if self._logged == self._replayed:
+                self._catch_up(x)
             self.accepted = (free, Z, self._v, -self._values[-1])
             return
         found = self._trials[x.tobytes()]
-        self._trials = {}
+        self._trials = {x.tobytes(): found}  # SciPy does not evaluate x again for a step of length 0
         self._v = found.v
         self.accepted = (free, Z, found.v, found.value)
         if self._on_accept(found, free):
             self._stop = "callback"
             raise _Interrupt
+
+    def _catch_up(self, x: np.ndarray) -> None:
+        """The last replayed step: from here on the run is the one that was cut off."""
+        assert self.replay is not None
+        self._caught_up = x.tobytes() == self.replay["log_x"].tobytes()
+        if "log_v" in self.replay:
+            self._v = jnp.asarray(self.replay["log_v"])
+
+    def _check_replay(self) -> None:
+        """A log is worth nothing if the optimiser does not walk the same way along it."""
+        if self._replayed and not self._caught_up:
+            raise StoreError(
+                "The optimiser does not repeat the steps of the checkpoint: another release of SciPy "
+                "or another kind of machine wrote it. Go on there, or delete it to start anew."
+            )
 
 
 def _explain(status: int, message: str) -> str:

@@ -15,7 +15,7 @@ Here E = K − Q ⪰ 0 and δ = diag E.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,21 +24,35 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from cglb import triangular
+from cglb.kernels import Kernel
 
 __all__ = ["LOWER", "UPPER", "LogdetBound", "Spectrum", "find"]
 
 
 class Spectrum(eqx.Module):
-    """What the bounds look at: σ², G = AAᵀ and the residual's diagonal or trace."""
+    """What the bounds look at: the model on the data through σ², G = AAᵀ and, on request, A."""
 
+    kernel: Kernel
     noise: Float[Array, ""]
+    X: Float[Array, "n d"]
     G: Float[Array, "m m"]
-    residual_trace: Float[Array, ""]
-    residual_diag: Float[Array, " n"]  # zeros for bounds that declare they don't use it
+    At: Float[Array, "n m"] | None  # only for bounds that declare `rows`
 
     @property
     def n(self) -> int:
-        return self.residual_diag.shape[0]
+        return self.X.shape[0]
+
+    @property
+    def residual_trace(self) -> Float[Array, ""]:
+        """tr(E), never below 0."""
+        return jnp.maximum(jnp.sum(self.kernel.diag(self.X)) - self.noise * jnp.trace(self.G), 0.0)
+
+    @property
+    def residual_diag(self) -> Float[Array, " n"]:
+        """δ, never below 0."""
+        assert self.At is not None
+        explained = self.noise * jnp.sum(self.At * self.At, axis=1)
+        return jnp.maximum(self.kernel.diag(self.X) - explained, 0.0)
 
     @property
     def logdet_Q(self) -> Float[Array, ""]:
@@ -123,30 +137,37 @@ def spectral(spectrum: Spectrum) -> Float[Array, ""]:
     return spectrum.logdet_Q + jnp.log1p(spectrum.residual_trace / spectrum.eigenvalues[-1])
 
 
-@dataclass(frozen=True)
-class LogdetBound:
-    """A bound by name. `diagonal`: it needs δ itself, not only its sum, which makes gradients dearer."""
+class LogdetBound(eqx.Module):
+    """A bound by name. `rows`: it needs A itself, not only AAᵀ, which makes gradients dearer."""
 
-    name: str
-    function: Callable[[Spectrum], Float[Array, ""]]
-    diagonal: bool = False
+    function: Callable[[Spectrum], Float[Array, ""]] = eqx.field(static=True)
+    name: str = eqx.field(static=True)
+    rows: bool = eqx.field(static=True, default=False)
+
+    def prepare(self, kernel: Kernel, X: Float[Array, "n d"]) -> LogdetBound:
+        """Itself: nothing here depends on the data."""
+        return self
+
+    def __call__(self, spectrum: Spectrum) -> Float[Array, ""]:
+        """The bound on log|K̂|."""
+        return self.function(spectrum)
 
 
 UPPER: Mapping[str, LogdetBound] = {
-    "trace": LogdetBound("trace", trace),
-    "amgm": LogdetBound("amgm", amgm),
-    "hadamard": LogdetBound("hadamard", hadamard, diagonal=True),
-    "waterfill": LogdetBound("waterfill", waterfill),
+    "trace": LogdetBound(trace, "trace"),
+    "amgm": LogdetBound(amgm, "amgm"),
+    "hadamard": LogdetBound(hadamard, "hadamard", rows=True),
+    "waterfill": LogdetBound(waterfill, "waterfill"),
 }
 LOWER: Mapping[str, LogdetBound] = {
-    "nystrom": LogdetBound("nystrom", nystrom),
-    "spectral": LogdetBound("spectral", spectral),
+    "nystrom": LogdetBound(nystrom, "nystrom"),
+    "spectral": LogdetBound(spectral, "spectral"),
 }
 
 
-def find(logdet: str | LogdetBound, among: Mapping[str, LogdetBound]) -> LogdetBound:
-    """The bound a name stands for; ValueError with the names there are."""
-    if isinstance(logdet, LogdetBound):
+def find(logdet: Any, among: Mapping[str, Any]) -> Any:
+    """The bound a name stands for; ValueError with the names there are. Bounds pass through."""
+    if not isinstance(logdet, str):
         return logdet
     if logdet not in among:
         raise ValueError(f"logdet must be one of {', '.join(among)}, found {logdet!r}.")

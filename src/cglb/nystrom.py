@@ -184,35 +184,32 @@ def gram(
     Z: Float[Array, "m d"],
     r: Float[Array, " n"],
     factors: Nystrom,
-    diagonal: bool = False,
-) -> tuple[Float[Array, "m m"], Float[Array, " m"], Float[Array, " n"]]:
-    """(G, c, s) = (AAᵀ, A r, diag AᵀA), differentiable in gp, Z and r; X is held fixed.
+    rows: bool = False,
+) -> tuple[Float[Array, "m m"], Float[Array, " m"], Float[Array, "n m"] | None]:
+    """(G, c, Aᵀ) = (AAᵀ, A r, Aᵀ), differentiable in gp, Z and r; X is held fixed.
 
     `factors` must come from `factor(gp, X, Z)` at the same values: they make the forward pass free.
-    With diagonal=False, s is a vector of zeros without gradient, and the backward pass costs 2nm²
-    flops in place of 5nm².
+    Aᵀ itself is there only with rows=True; then the backward pass costs 5nm² flops in place of 2nm².
     """
-    return _gram(diagonal, gp.kernel, jnp.asarray(gp.noise), Z, r, X, factors)
+    return _gram(rows, gp.kernel, jnp.asarray(gp.noise), Z, r, X, factors)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gram(
-    diagonal: bool, kernel: Kernel, noise: Array, Z: Array, r: Array, X: Array, factors: Nystrom
-) -> tuple[Array, Array, Array]:
-    At = factors.At
-    s = jnp.sum(At * At, axis=1) if diagonal else jnp.zeros(X.shape[0], dtype=X.dtype)
-    return factors.G, At.T @ r, s
+    rows: bool, kernel: Kernel, noise: Array, Z: Array, r: Array, X: Array, factors: Nystrom
+) -> tuple[Array, Array, Array | None]:
+    return factors.G, factors.At.T @ r, factors.At if rows else None
 
 
 def _gram_forward(
-    diagonal: bool, kernel: Kernel, noise: Array, Z: Array, r: Array, X: Array, factors: Nystrom
+    rows: bool, kernel: Kernel, noise: Array, Z: Array, r: Array, X: Array, factors: Nystrom
 ) -> Any:
-    return _gram(diagonal, kernel, noise, Z, r, X, factors), (kernel, noise, Z, r, X, factors)
+    return _gram(rows, kernel, noise, Z, r, X, factors), (kernel, noise, Z, r, X, factors)
 
 
-def _gram_backward(diagonal: bool, residuals: Any, cotangents: Any) -> Any:
+def _gram_backward(rows: bool, residuals: Any, cotangents: Any) -> Any:
     kernel, noise, Z, r, X, factors = residuals
-    grads = _gram_pullback(diagonal, kernel, noise, Z, r, X, factors, *cotangents)
+    grads = _gram_pullback(kernel, noise, Z, r, X, factors, *cotangents)
     fixed = jax.tree.map(jnp.zeros_like, (X, factors))
     return (*grads, *fixed)
 
@@ -220,9 +217,8 @@ def _gram_backward(diagonal: bool, residuals: Any, cotangents: Any) -> Any:
 _gram.defvjp(_gram_forward, _gram_backward)
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def _gram_pullback(
-    diagonal: bool,
     kernel: Kernel,
     noise: Array,
     Z: Array,
@@ -231,9 +227,9 @@ def _gram_pullback(
     factors: Nystrom,
     G_bar: Array,
     c_bar: Array,
-    s_bar: Array,
+    At_bar: Array | None,
 ) -> tuple[Kernel, Array, Array, Array]:
-    """With A_bar = (Ḡ + Ḡᵀ)A + c̄rᵀ + 2A·diag(s̄) and M = A_bar Aᵀ:
+    """With A_bar = (Ḡ + Ḡᵀ)A + c̄rᵀ + (what comes through A itself) and M = A_bar Aᵀ:
 
     Kuf_bar = L⁻ᵀA_bar/σ,  Kuu_bar = −sym(L⁻ᵀ Φ(M) L⁻¹) (Φ: lower triangle, halved diagonal),
     σ²_bar = −tr(M)/(2σ²),  r_bar = Aᵀc̄.
@@ -247,20 +243,20 @@ def _gram_pullback(
     L_inverse = triangular.inverse(L)
     right = G_sym @ L_inverse / sigma
     c_right = c_bar @ L_inverse / sigma
-    if diagonal:
-        M = M + 2.0 * (At.T @ (s_bar[:, None] * At))
+    if At_bar is not None:
+        M = M + At_bar.T @ At
 
     def chunk(carry: Any, rows: Any) -> tuple[Any, None]:
-        X_c, At_c, r_c, s_c = rows
+        X_c, At_c, r_c, *direct = rows
         Kfu_bar = At_c @ right + r_c[:, None] * c_right[None, :]
-        if diagonal:
-            weighted = (2.0 / sigma) * s_c[:, None] * At_c
-            Kfu_bar = Kfu_bar + triangular.solve_right_transposed(L, weighted)
+        if direct:
+            Kfu_bar = Kfu_bar + triangular.solve_right_transposed(L, direct[0] / sigma)
         _, pull = jax.vjp(lambda k, z: k(X_c, z), kernel, Z)
         return jax.tree.map(jnp.add, carry, pull(Kfu_bar)), None
 
     zeros = jax.tree.map(jnp.zeros_like, (kernel, Z))
-    rows = tuple(_chunked(array) for array in (X, At, r, s_bar))
+    arrays = (X, At, r) if At_bar is None else (X, At, r, At_bar)
+    rows = tuple(_chunked(array) for array in arrays)
     (kernel_bar, Z_bar), _ = lax.scan(chunk, zeros, rows)
 
     phi = jnp.tril(M) - 0.5 * jnp.diag(jnp.diagonal(M))

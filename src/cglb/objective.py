@@ -16,14 +16,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from cglb import bounds, nystrom
-from cglb.bounds import BoundTerms
+from cglb.bounds import UPPER, BoundTerms
 from cglb.cg import Stop, conjugate_gradients
-from cglb.logdet import UPPER, LogdetBound, find
+from cglb.chain import Chain
+from cglb.logdet import find
 from cglb.model import GP
+from cglb.neighbours import Blocks
 from cglb.nystrom import DEFAULT_JITTER, NystromError
 from cglb.operator import KernelOperator, kernel_operator
+from cglb.preconditioners import NAMES, choose
 
-__all__ = ["METHODS", "Evaluation", "Objective", "evaluate"]
+__all__ = ["METHODS", "Evaluation", "Objective", "Prepared", "evaluate"]
 
 METHODS = ("cglb", "sgpr", "exact")
 
@@ -36,14 +39,16 @@ class Objective:
     logdet:       the upper bound on log|K̂| (cglb, sgpr).
     cg_tolerance: nats that CG may leave on the table at each evaluation (cglb).
     cg_max_steps: CG's step limit; reaching it loosens the bound and is recorded.
+    precondition: "nystrom", "chain" or "auto" (the chain where the inducing points leave much to do).
     jitter:       relative jitter on Kuu.
     mixed:        float32 products inside CG, with a float64 certificate.
     """
 
     method: str = "cglb"
-    logdet: str | LogdetBound = "amgm"
+    logdet: Any = "amgm"
     cg_tolerance: float = 1.0
     cg_max_steps: int = 1000
+    precondition: str = "auto"
     jitter: float = DEFAULT_JITTER
     mixed: bool = False
 
@@ -53,11 +58,32 @@ class Objective:
         if not self.cg_tolerance > 0.0:
             raise ValueError(f"cg_tolerance must be positive, found {self.cg_tolerance}.")
         find(self.logdet, UPPER)
+        if self.precondition not in NAMES:
+            raise ValueError(
+                f"precondition must be one of {', '.join(NAMES)}, found {self.precondition!r}."
+            )
+
+    def prepare(self, gp: GP, X: Float[Array, "n d"]) -> Prepared:
+        """Fix what depends on the data and roughly on the hyperparameters: blocks and neighbours."""
+        logdet = find(self.logdet, UPPER).prepare(gp.kernel, X)
+        blocks = getattr(logdet, "blocks", None)
+        if blocks is None and self.method == "cglb" and self.precondition != "nystrom":
+            blocks = Chain().prepare(gp.kernel, X).blocks
+        return Prepared(self, logdet, blocks)
 
     @property
     def sparse(self) -> bool:
         """Whether the method has inducing points."""
         return self.method != "exact"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An objective with its blocks and neighbours held fixed: a pure function of its arguments."""
+
+    objective: Objective
+    logdet: Any
+    blocks: Blocks | None
 
 
 class Evaluation(eqx.Module):
@@ -80,7 +106,7 @@ class Evaluation(eqx.Module):
 
 
 def evaluate(
-    objective: Objective,
+    prepared: Prepared,
     gp: GP,
     X: Float[Array, "n d"],
     y: Float[Array, " n"],
@@ -90,7 +116,7 @@ def evaluate(
     """Value and gradient at (gp, Z); None where the numbers are not finite or Kuu cannot be factored,
     as at the far end of a line search."""
     try:
-        found = _evaluate(objective, gp, X, y, Z, v0)
+        found = _evaluate(prepared, gp, X, y, Z, v0)
     except NystromError:
         return None
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((found.terms, found.gp_bar))]
@@ -98,13 +124,13 @@ def evaluate(
 
 
 def _evaluate(
-    objective: Objective, gp: GP, X: Array, y: Array, Z: Array | None, v0: Array | None
+    prepared: Prepared, gp: GP, X: Array, y: Array, Z: Array | None, v0: Array | None
 ) -> Evaluation:
+    objective, logdet = prepared.objective, prepared.logdet
     if objective.method == "exact":
         terms, (gp_bar,) = _value_and_grad(lambda gp: bounds.exact(gp, X, y), gp)
         return Evaluation(terms, gp_bar, None, None)
     assert Z is not None
-    logdet = find(objective.logdet, UPPER)
     factors = nystrom.factor(gp, X, Z, objective.jitter)
     jitter = float(factors.jitter)
     if objective.method == "sgpr":
@@ -118,6 +144,7 @@ def _evaluate(
         operator,
         y - gp.mean,
         factors,
+        precondition=choose(objective.precondition, gp, X, factors, prepared.blocks),
         v0=v0,
         tolerance=objective.cg_tolerance,
         max_steps=objective.cg_max_steps,

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from cglb.cg import Solution, Stop
-from cglb.kernels import Columns, Kernel, Linear, Periodic, Product, Scaled, Stationary, Sum
 from cglb.train import Fit
 
-__all__ = ["Evidence", "FitReport", "relevance"]
+__all__ = ["Evidence", "FitReport"]
 
 # a positive parameter within this factor of its floor is "at" it
 AT_FLOOR = 1.5
@@ -102,29 +100,7 @@ class FitReport:
             )
         if self.jitter > 1e-8:
             lines.append(
-                f"Jitter of up to {self.jitter:.1g} (relative) was needed to factor Kuu: inducing points "
-                "nearly coincide in the scaled inputs."
+                f"Jitter of up to {self.jitter:.1g} (relative) was needed to factor Kuu: inducing "
+                "points nearly coincide in the scaled inputs."
             )
         return "\n".join(lines)
-
-
-def relevance(kernel: Kernel, d: int) -> Float[np.ndarray, " d"]:
-    """Inverse lengthscale of each column, the largest scaled to 1; 0 for a column the kernel ignores."""
-    raw = _raw_relevance(kernel, d)
-    top = raw.max(initial=0.0)
-    return raw / top if top > 0.0 else raw
-
-
-def _raw_relevance(kernel: Kernel, d: int) -> Float[np.ndarray, " d"]:
-    if isinstance(kernel, Stationary | Periodic):
-        return np.broadcast_to(1.0 / np.asarray(kernel.lengthscale), (d,)).copy()
-    if isinstance(kernel, Linear):
-        return np.broadcast_to(np.sqrt(np.asarray(kernel.variance)), (d,)).copy()
-    if isinstance(kernel, Sum | Product):
-        return np.maximum(_raw_relevance(kernel.left, d), _raw_relevance(kernel.right, d))
-    if isinstance(kernel, Scaled):
-        return _raw_relevance(kernel.kernel, d)
-    out = np.zeros(d)
-    if isinstance(kernel, Columns):
-        out[list(kernel.columns)] = _raw_relevance(kernel.kernel, len(kernel.columns))
-    return out

@@ -1,12 +1,13 @@
 """Files: arrays as safetensors, the rest as JSON in the same file's header. No pickle.
 
 One format serves checkpoints and saved models: a `kind`, a `version`, a JSON document and named arrays.
-Files are written beside their target and moved into place, so a kill leaves the old file or the new
-one, never half of one.
+A checksum over all of it tells a damaged file from a whole one. Files are written beside their target
+and moved into place, so a kill leaves the old file or the new one, never half of one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -38,8 +39,16 @@ def write(
 ) -> None:
     """Write atomically: a reader sees the old content or the new, whatever happens in between."""
     path = Path(path)
-    header = {"format": FORMAT, "kind": kind, "version": str(version), "document": json.dumps(document)}
-    content = to_bytes({name: np.ascontiguousarray(array) for name, array in arrays.items()}, header)
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    text = json.dumps(document)
+    header = {
+        "format": FORMAT,
+        "kind": kind,
+        "version": str(version),
+        "document": text,
+        "sha256": _checksum(text, arrays),
+    }
+    content = to_bytes(arrays, header)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -75,7 +84,18 @@ def read(
             f"{path} is a cglb {kind} of version {header.get('version')}, but this release reads "
             f"version {version}. Load it with the release that wrote it and save it anew."
         )
-    return json.loads(header["document"]), arrays
+    text = header.get("document", "")
+    if header.get("sha256") != _checksum(text, arrays):
+        raise StoreError(f"{path} is damaged: its checksum is wrong. Restore it or save again.")
+    return json.loads(text), arrays
+
+
+def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.asarray(array, order="C").tobytes())
+    return digest.hexdigest()
 
 
 def kernel_to_json(kernel: Kernel) -> dict[str, Any]:

@@ -12,13 +12,15 @@ __all__ = ["check_target", "feature_scale", "missing_message"]
 
 def check_target(X: Any, y: Any, drop_missing: bool) -> tuple[Any, Any]:
     """Rows with a missing target dropped on request, else a ValueError that counts them."""
-    values = np.asarray(y)
-    if values.dtype.kind == "O":
-        try:
-            values = values.astype(np.float64)
-        except (TypeError, ValueError):
-            return X, y  # scikit-learn's validation has the better words for this
-    if values.dtype.kind != "f" or not np.isnan(values).any():
+    if y is None:
+        raise ValueError("GPRegressor requires y to be passed, but the target y is None.")
+    if np.asarray(y).dtype.kind not in "fO":
+        return X, y
+    try:
+        values = _numbers(y)
+    except (TypeError, ValueError):
+        return X, y  # scikit-learn's validation has the better words for this
+    if not np.isnan(values).any():
         return X, y
     missing = np.isnan(values).reshape(len(values), -1).any(axis=1)
     if not drop_missing:
@@ -28,6 +30,13 @@ def check_target(X: Any, y: Any, drop_missing: bool) -> tuple[Any, Any]:
         )
     keep = np.flatnonzero(~missing)
     return _rows(X, keep), values[keep]
+
+
+def _numbers(table: Any) -> np.ndarray:
+    """As float64, with NaN for whatever marks a missing entry."""
+    if hasattr(table, "isna"):  # pandas, whose NA is not a number
+        return table.to_numpy(dtype=np.float64, na_value=np.nan)
+    return np.asarray(table, dtype=np.float64)
 
 
 def _rows(X: Any, keep: np.ndarray) -> Any:
@@ -42,7 +51,7 @@ def missing_message(X: Any) -> None:
     if columns is None and not (isinstance(X, np.ndarray) and X.ndim == 2):
         return  # not a table: scikit-learn's validation decides
     try:
-        values = np.asarray(X, dtype=np.float64)
+        values = _numbers(X)
     except (TypeError, ValueError):
         return
     counts = np.isnan(values).sum(axis=0)

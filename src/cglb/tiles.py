@@ -2,7 +2,8 @@
 
 K [n, n] is never stored. Products and gradients of bilinear forms walk over square tiles that stay in
 cache; by symmetry each tile is made once and used twice. The tiles are dealt out to lanes, one a core,
-that run at the same time when the call is eager; inside `jit` or `vmap` there is one lane.
+that run at the same time when the call is eager; inside `jit` or `vmap` there is one lane. A lane takes
+its tiles in parts: XLA's CPU runtime keeps about 10 kB a step of a loop until the call ends.
 
     product         K V                                    n² kernel entries, O(n·t) memory
     bilinear        d(Σₜ aₜᵀ K bₜ)/d(kernel, inputs)       n² entries and slopes, O(n·(t + d)) memory
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +33,7 @@ __all__ = ["Plan", "bilinear", "dense", "known_product", "product", "tile_size"]
 # float64 tile is 320 kB); an accelerator wants larger ones to fill its units.
 CPU_TILE = {8: 200, 4: 256}
 ACCELERATOR_TILE = 2048
+TILES_A_PART = 4096
 
 
 class Plan(NamedTuple):
@@ -79,17 +81,16 @@ def bilinear(
 
     For a symmetric plan the gradient in X is the sum of the last two; `inputs=False` skips both.
     """
-    blocks = _blocks(plan, X1, X2)
+    traced = is_traced(kernel, X1, X2, a, b)
+    blocks = _blocks(plan, X1, X2, 1 if traced else _lanes())
     a_blocks, b_blocks = _pad(a, blocks.rows, plan.tile), _pad(b, blocks.columns, plan.tile)
     X1_blocks, X2_blocks = _pad(X1, blocks.rows, plan.tile), _pad(X2, blocks.columns, plan.tile)
-    parts = _run_lanes(
+    kernel_bar, X1_bar, X2_bar = _run_lanes(
         lambda *pairs: _bilinear_lane(
             plan.symmetric, inputs, kernel, X1_blocks, X2_blocks, a_blocks, b_blocks, *pairs
         ),
         blocks,
-        traced=is_traced(kernel, X1, X2, a, b),
     )
-    kernel_bar, X1_bar, X2_bar = jax.tree.map(lambda *lanes: sum(lanes[1:], lanes[0]), *parts)
     if not inputs:
         return kernel_bar, None, None
     n1, n2, d = X1.shape[0], X2.shape[0], X1.shape[1]
@@ -130,15 +131,14 @@ _known_product.defvjp(_known_forward, _known_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(plan: Plan, kernel: Kernel, X1: Array, X2: Array, V: Array) -> Array:
-    blocks = _blocks(plan, X1, X2)
+    traced = is_traced(kernel, X1, X2, V)
+    blocks = _blocks(plan, X1, X2, 1 if traced else _lanes())
     V_blocks = _pad(V, blocks.columns, plan.tile)
     X1_blocks, X2_blocks = _pad(X1, blocks.rows, plan.tile), _pad(X2, blocks.columns, plan.tile)
-    parts = _run_lanes(
+    total = _run_lanes(
         lambda *pairs: _product_lane(plan.symmetric, kernel, X1_blocks, X2_blocks, V_blocks, *pairs),
         blocks,
-        traced=is_traced(kernel, X1, X2, V),
     )
-    total = jax.tree.reduce(jnp.add, parts)
     return total.reshape(-1, V.shape[1])[: X1.shape[0]]
 
 
@@ -167,13 +167,15 @@ def dense(kernel: Kernel, noise: Float[Array, ""], X: Float[Array, "n d"]) -> Fl
 class _Blocks(NamedTuple):
     rows: int
     columns: int
-    pairs: list[tuple[np.ndarray, np.ndarray, np.ndarray]]  # a lane: rows, columns, diagonal
+    lanes: int
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]]  # one each: rows, columns, diagonal
 
 
-def _blocks(plan: Plan, X1: Array, X2: Array) -> _Blocks:
-    """Deal the tiles out to lanes of equal length, so that one compilation serves them all.
+def _blocks(plan: Plan, X1: Array, X2: Array, lanes: int) -> _Blocks:
+    """Deal the tiles out to parts of equal length, so that one compilation serves them all: one part a
+    lane, or several if there are many tiles and more than one lane.
 
-    Block numbers run to one past the data: that last block is all padding, and lanes that would fall
+    Block numbers run to one past the data: that last block is all padding, and parts that would fall
     short visit it, where every vector is 0.
     """
     rows, columns = -(-X1.shape[0] // plan.tile), -(-X2.shape[0] // plan.tile)
@@ -183,17 +185,18 @@ def _blocks(plan: Plan, X1: Array, X2: Array) -> _Blocks:
     else:
         I, J = (index.ravel() for index in np.mgrid[:rows, :columns])
         D = np.zeros(0, dtype=np.int64)
-    lanes = min(_lanes(), max(len(I), len(D), 1))
-    pairs = [
-        (_deal(I, lane, lanes, rows), _deal(J, lane, lanes, columns), _deal(D, lane, lanes, rows))
-        for lane in range(lanes)
+    lanes = min(lanes, max(len(I), len(D), 1))
+    count = lanes * max(1, -(-len(I) // (lanes * TILES_A_PART))) if lanes > 1 else 1
+    parts = [
+        (_deal(I, part, count, rows), _deal(J, part, count, columns), _deal(D, part, count, rows))
+        for part in range(count)
     ]
-    return _Blocks(rows + 1, columns + 1, pairs)
+    return _Blocks(rows + 1, columns + 1, lanes, parts)
 
 
-def _deal(index: np.ndarray, lane: int, lanes: int, filler: int) -> np.ndarray:
-    length = -(-len(index) // lanes)
-    mine = index[lane::lanes]
+def _deal(index: np.ndarray, part: int, count: int, filler: int) -> np.ndarray:
+    length = -(-len(index) // count)
+    mine = index[part::count]
     return np.concatenate([mine, np.full(length - len(mine), filler)]).astype(np.int32)
 
 
@@ -211,18 +214,18 @@ def _lanes() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run_lanes(lane: Any, blocks: _Blocks, traced: bool) -> list[Any]:
-    """Each lane's result. XLA runs the small operations of one tile loop on one core, so eager
-    calls give every lane a thread of its own."""
-    if traced or len(blocks.pairs) == 1:
-        return [lane(*pairs) for pairs in blocks.pairs]
+def _run_lanes(lane: Any, blocks: _Blocks) -> Any:
+    """The sum over the parts, always in the same order. XLA runs the small operations of one tile loop
+    on one core, so eager calls give every lane a thread of its own."""
+    if len(blocks.parts) == 1:
+        return lane(*blocks.parts[0])
 
-    def run(pairs: Any) -> Any:
+    def run(part: Any) -> Any:
         with float64():  # the scope is local to a thread
-            return jax.block_until_ready(lane(*pairs))
+            return jax.block_until_ready(lane(*part))
 
-    with ThreadPoolExecutor(len(blocks.pairs)) as pool:
-        return list(pool.map(run, blocks.pairs))
+    with ThreadPoolExecutor(blocks.lanes) as pool:
+        return reduce(lambda a, b: jax.tree.map(jnp.add, a, b), pool.map(run, blocks.parts))
 
 
 def _diagonal_tile(kernel: Kernel, X: Array) -> Array:

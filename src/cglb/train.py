@@ -1,5 +1,8 @@
 """Training: maximise a bound by L-BFGS-B, in rounds, with history and checkpoints.
 
+A tight bound (`logdet="chain"`) is reached by continuation: from a cold start it can fall into an
+optimum with collapsed noise, so training begins with the paper's bound and tightens it in stages.
+
 The fast way (default) leaves the inducing points out of the optimisation: each round reselects Z
 greedily at the current hyperparameters and then takes some L-BFGS steps in the d + 3 hyperparameters.
 The paper's way (`optimize_inducing=True`) optimises hyperparameters and Z together in one long round.
@@ -13,24 +16,31 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from cglb import inducing
+from cglb.bounds import UPPER
+from cglb.chain import Chain
 from cglb.checkpoint import Checkpoint
 from cglb.checks import boundary
 from cglb.constraints import DEFAULT_FLOOR, Parameters
 from cglb.lbfgs import Clock, Round, RoundResult
+from cglb.logdet import find
 from cglb.model import GP
-from cglb.objective import Evaluation, Objective, evaluate
+from cglb.objective import Evaluation, Objective, Prepared, evaluate
 from cglb.progress import reporter
 
-__all__ = ["Fit", "train"]
+__all__ = ["Fit", "Schedule", "default_schedule", "train"]
+
+Schedule = tuple[tuple[Any, float], ...]
 
 # a round of L-BFGS that converged and gained less than this many nats ends the training
 SMALLEST_GAIN = 0.1
@@ -69,6 +79,7 @@ def train(
     optimize_inducing: bool = False,
     max_steps: int = 100,
     steps_per_round: int = 25,
+    schedule: Schedule | None = None,
     floor: float | Mapping[str, float] = DEFAULT_FLOOR,
     fixed: tuple[str, ...] = (),
     seed: int = 0,
@@ -83,21 +94,28 @@ def train(
     Z:                 inducing points to start from; by default `num_inducing` greedy ones.
     optimize_inducing: optimise Z by gradient too (the paper's way).
     max_steps:         accepted L-BFGS steps in all; `steps_per_round` between two selections of Z.
+    schedule:          stages as (log-det bound, share of max_steps); by default `default_schedule`.
     floor, fixed:      as in `Parameters`.
     callback:          called after each step with the history row and a function that gives the model
                        so far; its time does not count; returning True stops.
     checkpoint:        a file. If it exists, training goes on from it, to the result that an
                        uninterrupted run would have had; it is written at most every
-                       `checkpoint_seconds`, and at the end.
+                       `checkpoint_seconds`, and at the end. A fit that ended at its step or time
+                       limit goes on if it is given more; one that converged or was stopped by its
+                       callback comes back as it is.
     """
     for name, value in (("max_steps", max_steps), ("steps_per_round", steps_per_round)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, found {value}.")
+    schedule = default_schedule(objective) if schedule is None else check_schedule(schedule)
+    parameters = Parameters(gp, floor, fixed)
     state = _State(
-        Problem(X, y, objective, Parameters(gp, floor, fixed), optimize_inducing, num_inducing, seed),
+        Problem(X, y, objective, schedule, parameters, optimize_inducing, num_inducing, seed),
         Clock(max_seconds),
     )
-    store = Checkpoint(checkpoint, checkpoint_seconds, state.problem.fingerprint(gp, Z, steps_per_round))
+    # with one stage max_steps only cuts the path off; with several it decides where they change
+    path = (steps_per_round, max_steps if len(schedule) > 1 else None)
+    store = Checkpoint(checkpoint, checkpoint_seconds, state.problem.fingerprint(gp, Z, path))
     state.begin(gp, Z, store.load())
     with reporter(progress, max_steps) as report:
 
@@ -115,6 +133,23 @@ def train(
     return state.fit()
 
 
+def default_schedule(objective: Objective) -> Schedule:
+    """One stage; for the chain three, so that it starts from the paper's solution."""
+    if objective.sparse and isinstance(find(objective.logdet, UPPER), Chain):
+        return (("amgm", 0.4), ("hadamard", 0.1), (objective.logdet, 0.5))
+    return ((objective.logdet, 1.0),)
+
+
+def check_schedule(schedule: Schedule) -> Schedule:
+    """ValueError unless the stages have known bounds and positive shares that sum to 1."""
+    for logdet, _ in schedule:
+        find(logdet, UPPER)
+    shares = [share for _, share in schedule]
+    if not shares or min(shares) <= 0.0 or abs(sum(shares) - 1.0) > 1e-6:
+        raise ValueError(f"schedule needs positive shares of max_steps that sum to 1, found {shares}.")
+    return tuple(schedule)
+
+
 @dataclass(frozen=True)
 class Problem:
     """What does not change during a fit."""
@@ -122,23 +157,34 @@ class Problem:
     X: Float[Array, "n d"]
     y: Float[Array, " n"]
     objective: Objective
+    schedule: Schedule
     parameters: Parameters
     optimize_inducing: bool
     num_inducing: int
     seed: int
 
-    def fingerprint(self, gp: GP, Z: Array | None, steps_per_round: int) -> str:
+    @property
+    def joint(self) -> bool:
+        """Whether everything is optimised in one go, without selections of Z in between."""
+        return self.optimize_inducing or not self.objective.sparse
+
+    def fingerprint(self, gp: GP, Z: Array | None, path: Any) -> str:
         """Changes if anything that decides the path of the optimisation changes."""
         digest = hashlib.sha256()
+        values, structure = jax.tree.flatten(gp)
         settings = (
             self.objective,
+            self.schedule,
             self.optimize_inducing,
             self.num_inducing,
             self.seed,
-            steps_per_round,
+            path,
+            self.parameters.floor,
+            self.parameters.fixed,
+            str(structure),
         )
-        digest.update(repr((settings, self.parameters.floor, self.parameters.fixed)).encode())
-        for array in (self.X, self.y, Z, self.parameters.natural(gp)):
+        digest.update(repr(settings).encode())
+        for array in (self.X, self.y, Z, *values):
             digest.update(b"none" if array is None else np.asarray(array).tobytes())
         return digest.hexdigest()
 
@@ -149,9 +195,16 @@ class Problem:
         m = min(self.num_inducing, self.X.shape[0])
         return jnp.asarray(inducing.greedy(gp.kernel, self.X, m, seed=self.seed + round_number))
 
-    def evaluate(self, free: Array, Z: Array | None, v: Array | None) -> Evaluation | None:
-        gp = self.parameters.unflatten(free)
-        return evaluate(self.objective, gp, self.X, self.y, Z, v)
+    def prepare(self, free: Array, stage: int) -> Prepared:
+        """The objective of a stage, its blocks and neighbours for these hyperparameters."""
+        objective = replace(self.objective, logdet=self.schedule[stage][0])
+        return objective.prepare(self.parameters.unflatten(free), self.X)
+
+    def evaluate(
+        self, prepared: Prepared, free: Array, Z: Array | None, v: Array | None
+    ) -> Evaluation | None:
+        """The bound and its gradient at a free vector."""
+        return evaluate(prepared, self.parameters.unflatten(free), self.X, self.y, Z, v)
 
 
 @dataclass
@@ -165,6 +218,7 @@ class _State:
     v: Array | None = field(init=False, default=None)
     bound: float = field(init=False, default=-np.inf)
     number: int = 0
+    stage: int = 0
     current: Round | None = None
     resumed: tuple[dict[str, Any], dict[str, np.ndarray]] | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -176,7 +230,8 @@ class _State:
     def begin(self, gp: GP, Z: Array | None, saved: Any) -> None:
         self.free = self.problem.parameters.flatten(gp)
         if saved is None:
-            self.Z = Z if Z is not None else self.problem.select(gp, 0)
+            with self.clock.running():
+                self.Z = Z if Z is not None else self.problem.select(gp, 0)
             if not self.problem.objective.sparse:
                 self.Z = None
             return
@@ -184,7 +239,8 @@ class _State:
         self.free = jnp.asarray(arrays["free"])
         self.Z = jnp.asarray(arrays["Z"]) if "Z" in arrays else None
         self.v = jnp.asarray(arrays["v_start"]) if "v_start" in arrays else None
-        self.number, self.history = document["round"], document["history"]
+        self.number, self.stage = document["round"], document["stage"]
+        self.history = document["history"]
         self.bound = document["bound"]
         self.evaluations, self.products = document["evaluations"], document["products"]
         self.stop, self.message = document["stop"], document["message"]
@@ -200,33 +256,40 @@ class _State:
             arrays["v_start"] = np.asarray(self.v)
         document: dict[str, Any] = {
             "round": self.number,
+            "stage": self.stage,
             "history": self.history,
             "bound": self.bound,
             "evaluations": self.evaluations,
             "products": self.products,
             "seconds": self.clock.seconds,
-            "stop": self.stop,
-            "message": self.message,
+            "stop": None,
+            "message": "",
         }
-        if self.current is not None:
+        if self.current is not None:  # an open round, which a restarted fit replays
             arrays |= self.current.log_arrays()
+        else:
+            document |= {"stop": self.stop, "message": self.message}
         return document, arrays
 
     def run_round(self, max_steps: int, steps_per_round: int, on_step: Callable[[Any], bool]) -> None:
         """One L-BFGS run from the current point, then the choice of the next round's Z."""
         problem = self.problem
-        single = problem.optimize_inducing or not problem.objective.sparse
-        first = self.history[-1]["step"] if self.history else 0
+        first = self._done
         replay = None
         if self.resumed is not None:
             replay = {key: value for key, value in self.resumed[1].items() if key.startswith("log_")}
             first -= int(replay["log_steps"]) if "log_steps" in replay else 0
             self.resumed = None
-        limit = max_steps - first
-        if not single:
+        stage_end = self._stage_end(max_steps)
+        limit = max(stage_end - first, 1)
+        if not problem.joint:
             limit = min(steps_per_round, limit)
+        if replay:
+            limit = max(limit, int(replay["log_steps"]))
+        with self.clock.running():
+            prepared = problem.prepare(self.free, self.stage)
         self.current = Round(
-            evaluate=problem.evaluate,
+            evaluate=partial(problem.evaluate, prepared),
             unflatten=problem.parameters.unflatten,
             free=self.free,
             Z=self.Z,
@@ -244,18 +307,42 @@ class _State:
         before = self.bound
         result = self.current.run(limit, accepted)
         self.evaluations, self.products = self._counts()
+        finished = problem.joint or (result.converged and result.bound - before < SMALLEST_GAIN)
+        self._decide(result, finished, max_steps)
+        if self.stop in ("step limit", "time limit"):
+            return  # the round stays open, so that its checkpoint can go on with more steps or time
         self.free, self.Z, self.v = result.free, result.Z, result.v
         self.bound = result.bound
         self.current = None
-        self._decide(result, single, max_steps, before)
+        if self.stop is None:
+            self.number += 1
+            if finished or self._done >= stage_end:
+                self.stage = min(self.stage + 1, self._last_stage)
+                self.bound = -np.inf  # values of another bound do not compare
+            if not problem.joint:
+                self._reselect()
+
+    @property
+    def _done(self) -> int:
+        return self.history[-1]["step"] if self.history else 0
+
+    @property
+    def _last_stage(self) -> int:
+        return len(self.problem.schedule) - 1
+
+    def _stage_end(self, max_steps: int) -> int:
+        """The step at which the current stage ends at the latest."""
+        if self.stage == self._last_stage:
+            return max_steps
+        return round(max_steps * sum(share for _, share in self.problem.schedule[: self.stage + 1]))
 
     def _counts(self) -> tuple[int, int]:
         assert self.current is not None
         evaluations, products = self.current.take_counts()
         return self.evaluations + evaluations, self.products + products
 
-    def _decide(self, result: RoundResult, single: bool, max_steps: int, before: float) -> None:
-        done = self.history[-1]["step"] if self.history else 0
+    def _decide(self, result: RoundResult, finished: bool, max_steps: int) -> None:
+        done = self._done
         if result.stop in ("callback", "time limit"):
             self.stop, self.message = result.stop, result.message
         elif done >= max_steps:
@@ -263,19 +350,17 @@ class _State:
             self.message = (
                 f"Stopped after {done} steps, as asked; more steps may raise the bound further."
             )
-        elif single or (result.converged and result.bound - before < SMALLEST_GAIN):
+        elif finished and self.stage == self._last_stage:
             self.stop, self.message = "converged", result.message
-        else:
-            self.number += 1
-            self._reselect()
 
     def _reselect(self) -> None:
         """New inducing points at the current hyperparameters, if they make the better bound."""
         problem = self.problem
         gp = problem.parameters.unflatten(self.free)
-        Z = problem.select(gp, self.number)
         with self.clock.running():
-            found = problem.evaluate(self.free, Z, self.v)
+            Z = problem.select(gp, self.number)
+            prepared = problem.prepare(self.free, self.stage)
+            found = problem.evaluate(prepared, self.free, Z, self.v)
         self.evaluations += 1
         if found is not None:
             self.products += found.products
@@ -289,15 +374,13 @@ class _State:
         natural = np.asarray(self.problem.parameters.natural(gp))
         iterative = evaluation.cg_stop is not None
         return {
-            "step": (self.history[-1]["step"] if self.history else 0) + 1,
+            "step": self._done + 1,
             "round": self.number,
             "bound": evaluation.value,
             "constant": float(terms.constant),
             "quadratic": float(terms.quadratic),
             "logdet": float(terms.logdet),
-            "logdet_bound": str(
-                getattr(self.problem.objective.logdet, "name", self.problem.objective.logdet)
-            ),
+            "logdet_bound": getattr(self._logdet, "name", self._logdet),
             "cg_steps": evaluation.cg_steps if iterative else None,
             "cg_stop": evaluation.cg_stop.value if evaluation.cg_stop else None,
             "slack": evaluation.slack if iterative else None,
@@ -307,6 +390,10 @@ class _State:
             "seconds": self.clock.seconds,
             "parameters": dict(zip(names, natural.tolist(), strict=True)),
         }
+
+    @property
+    def _logdet(self) -> Any:
+        return self.problem.schedule[self.stage][0]
 
     def fit(self) -> Fit:
         """The model as it stands."""

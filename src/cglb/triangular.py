@@ -29,8 +29,8 @@ def inverse(L: Float[Array, "m m"]) -> Float[Array, "m m"]:
 def solve_right(L: Float[Array, "m m"], B: Float[Array, "n m"]) -> Float[Array, "n m"]:
     """The A with A Lᵀ = B (A = B L⁻ᵀ), in about n·m² flops.
 
-    Only diagonal blocks are inverted, so the error is that of a substitution, not of B times a full
-    inverse; it matters when Kuu is nearly singular.
+    Only diagonal blocks are inverted, and one step of refinement makes the error that of a
+    substitution, not of B times an inverse; it matters when Kuu is nearly singular.
     """
     m = L.shape[0]
     columns: list[Array] = []
@@ -39,7 +39,10 @@ def solve_right(L: Float[Array, "m m"], B: Float[Array, "n m"]) -> Float[Array, 
         part = B[:, start:stop]
         if start:
             part = part - jnp.concatenate(columns, axis=1) @ L[start:stop, :start].T
-        columns.append(part @ inverse(L[start:stop, start:stop]).T)
+        block = L[start:stop, start:stop].T
+        block_inverse = inverse(L[start:stop, start:stop]).T
+        solved = part @ block_inverse
+        columns.append(solved + (part - solved @ block) @ block_inverse)
     return jnp.concatenate(columns, axis=1)
 
 

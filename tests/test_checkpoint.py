@@ -1,0 +1,325 @@
+"""Checkpoints: a fit that was cut off anywhere ends where it would have ended anyway."""
+
+import functools
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import problems
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cglb
+from cglb import store
+from cglb.chain import Chain
+from cglb.store import StoreError
+
+training = importlib.import_module("cglb.train")  # the module: the package's name is the function
+
+X, Y, Z = problems.data(n=40, d=2, m=8)
+NYSTROM = cglb.Objective(precondition="nystrom")
+WAYS = {
+    "rounds": {"objective": NYSTROM},
+    "together": {"objective": NYSTROM, "optimize_inducing": True},
+    "exact": {"objective": cglb.Objective("exact")},
+    "stages": {"objective": cglb.Objective(logdet=Chain(8, 4))},
+}
+STEPS = 9
+
+
+def fit(way="rounds", gp=None, X=X, y=Y, **settings):
+    defaults = {"num_inducing": 8, "max_steps": STEPS, "steps_per_round": 4, "checkpoint_seconds": 0.0}
+    gp = gp or cglb.GP(cglb.Matern32(np.ones(2)))
+    return cglb.train(gp, X, y, **{**WAYS[way], **defaults, **settings})
+
+
+@functools.cache
+def whole(way, steps=STEPS):
+    return fit(way, max_steps=steps)
+
+
+def assert_same(found, expected):
+    for one, other in zip(
+        jax.tree.leaves(result(found)), jax.tree.leaves(result(expected)), strict=True
+    ):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    assert untimed(found) == untimed(expected)
+    assert (found.stop, found.message) == (expected.stop, expected.message)
+
+
+def result(fit):
+    return fit.gp, fit.Z, fit.v, fit.bound, fit.evaluations, fit.products
+
+
+def untimed(fit):
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in fit.history]
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_at(*steps):
+    """A callback that ends the fit at each of these steps, once."""
+    left = set(steps)
+
+    def callback(row, current):
+        if row["step"] in left:
+            left.remove(row["step"])
+            raise Crash
+
+    return callback
+
+
+def interrupted(path, way, *steps, **settings):
+    callback = crash_at(*steps)
+    for _ in steps:
+        with pytest.raises(Crash):
+            fit(way, checkpoint=path, callback=callback, **settings)
+    return fit(way, checkpoint=path, callback=callback, **settings)
+
+
+# ---- interruptions ----
+
+# The rounds are cut off between two steps, the other fit while its fifth checkpoint is being written.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_checkpoint import fit
+
+folder, flush, writes = Path(sys.argv[2]), os.fsync, []
+
+def deadly(number):
+    flush(number)
+    writes.append(number)
+    if len(writes) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def second(row, current):
+    if row["step"] == 6:
+        os.fsync = deadly
+        fit("together", checkpoint=folder / "together")
+
+fit("rounds", checkpoint=folder / "rounds", callback=second)
+"""
+
+
+def test_a_killed_process_loses_nothing(tmp_path):
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, here, tmp_path], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [name for name in names if not name.endswith(".part")] == ["rounds", "together"]
+    assert len(names) == 3  # and half a checkpoint that nobody reads
+    for way, steps in (("rounds", 6), ("together", 4)):
+        document, _ = store.read(tmp_path / way, "checkpoint", 1)
+        assert len(document["history"]) == steps
+        assert_same(fit(way, checkpoint=tmp_path / way), whole(way))
+
+
+@settings(max_examples=8)
+@given(st.sampled_from(sorted(WAYS)), st.sets(st.integers(1, STEPS - 1), min_size=1, max_size=3))
+def test_any_interruptions_lead_to_the_same_fit(tmp_path_factory, way, steps):
+    path = tmp_path_factory.mktemp("crash") / "fit"
+    assert_same(interrupted(path, way, *steps), whole(way))
+
+
+def test_a_restarted_fit_does_not_repeat_its_callbacks(tmp_path):
+    seen = []
+
+    def callback(row, current):
+        seen.append(row["step"])
+        if row["step"] == 3 and len(seen) == 3:
+            raise Crash
+
+    with pytest.raises(Crash):
+        fit(checkpoint=tmp_path / "fit", callback=callback)
+    fit(checkpoint=tmp_path / "fit", callback=callback)
+    assert seen == list(range(1, STEPS + 1))
+
+
+def test_seconds_go_on_where_they_were(tmp_path):
+    with pytest.raises(Crash):
+        fit(checkpoint=tmp_path / "fit", callback=crash_at(4))
+    document, arrays = store.read(tmp_path / "fit", "checkpoint", 1)
+    store.write(tmp_path / "fit", "checkpoint", 1, {**document, "seconds": 1000.0}, arrays)
+    assert fit(checkpoint=tmp_path / "fit").history[4]["seconds"] > 1000.0
+
+
+def test_old_checkpoints_are_kept_for_as_long_as_asked(tmp_path):
+    written = []
+
+    def look(row, current):
+        written.append((tmp_path / "fit").exists())
+
+    fit(checkpoint=tmp_path / "fit", checkpoint_seconds=1e6, callback=look, max_steps=2)
+    assert written == [False, False]
+    assert (tmp_path / "fit").exists()
+
+
+def test_a_write_that_fails_leaves_a_checkpoint_to_go_on_from(tmp_path, monkeypatch):
+    def full(number):
+        raise OSError("No space left on device")
+
+    def later(row, current):
+        if row["step"] == 3:
+            monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(OSError, match="No space"):
+        fit(checkpoint=tmp_path / "fit", callback=later)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["fit"]
+    assert_same(fit(checkpoint=tmp_path / "fit"), whole("rounds"))
+
+
+# ---- fits that have ended ----
+
+
+def no_work(*args):
+    raise AssertionError("A finished fit has nothing left to evaluate.")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fit_at_its_step_limit_comes_back_at_once(way, tmp_path, monkeypatch):
+    fit(way, checkpoint=tmp_path / "fit")
+    monkeypatch.setattr(training, "evaluate", no_work)
+    assert_same(fit(way, checkpoint=tmp_path / "fit"), whole(way))
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop"),
+    [
+        ({"fixed": ("kernel", "mean"), "max_steps": 100}, "converged"),
+        ({"callback": lambda row, current: row["step"] == 3}, "callback"),
+        ({"max_seconds": 0.0}, "time limit"),
+    ],
+)
+def test_a_fit_that_ended_otherwise_comes_back_at_once(settings, stop, tmp_path, monkeypatch):
+    before = fit(checkpoint=tmp_path / "fit", **settings)
+    assert before.stop == stop
+    monkeypatch.setattr(training, "evaluate", no_work)
+    assert_same(fit(checkpoint=tmp_path / "fit", **settings), before)
+
+
+@pytest.mark.parametrize("way", ["rounds", "together", "exact"])
+@pytest.mark.parametrize("first", [3, 4])  # within a round and at the end of one
+def test_more_steps_go_on_as_if_asked_for_at_once(way, first, tmp_path):
+    fit(way, checkpoint=tmp_path / "fit", max_steps=first)
+    assert_same(fit(way, checkpoint=tmp_path / "fit"), whole(way))
+
+
+def test_more_time_goes_on_as_if_given_at_once(tmp_path):
+    short = fit(checkpoint=tmp_path / "fit", max_seconds=0.0)
+    assert len(short.history) < STEPS
+    found = fit(checkpoint=tmp_path / "fit", max_seconds=1e6)
+    assert untimed(found)[-1]["parameters"] == untimed(whole("rounds"))[-1]["parameters"]
+    assert found.stop == "step limit"
+
+
+def test_fewer_steps_than_done_give_what_is_done(tmp_path, monkeypatch):
+    fit(checkpoint=tmp_path / "fit")
+    monkeypatch.setattr(training, "evaluate", no_work)
+    found = fit(checkpoint=tmp_path / "fit", max_steps=2)
+    assert untimed(found) == untimed(whole("rounds"))
+    assert found.bound == whole("rounds").bound
+
+
+# ---- files that do not fit ----
+
+
+@functools.cache
+def three_steps(folder):
+    with pytest.raises(Crash):
+        fit(checkpoint=folder / "fit", callback=crash_at(3))
+    return (folder / "fit").read_bytes()
+
+
+@pytest.fixture
+def path(tmp_path, tmp_path_factory):
+    """A checkpoint of three steps."""
+    (tmp_path / "fit").write_bytes(three_steps(tmp_path_factory.getbasetemp()))
+    return tmp_path / "fit"
+
+
+FOREIGN = {
+    "inputs": {"X": X + 1e-12},
+    "targets": {"y": Y[::-1].copy()},
+    "fewer rows": {"X": X[:-1], "y": Y[:-1]},
+    "kernel": {"gp": cglb.GP(cglb.RBF(np.ones(2)))},
+    "kernel's structure": {"gp": cglb.GP(cglb.Matern32(1.0))},
+    "start": {"gp": cglb.GP(cglb.Matern32(np.ones(2)), 0.5)},
+    "method": {"objective": cglb.Objective("sgpr", precondition="nystrom")},
+    "logdet": {"objective": cglb.Objective(logdet="hadamard", precondition="nystrom")},
+    "cg_tolerance": {"objective": cglb.Objective(cg_tolerance=0.5, precondition="nystrom")},
+    "precondition": {"objective": cglb.Objective()},
+    "schedule": {"schedule": (("trace", 0.5), ("amgm", 0.5))},
+    "Z": {"Z": Z},
+    "num_inducing": {"num_inducing": 7},
+    "optimize_inducing": {"optimize_inducing": True},
+    "steps_per_round": {"steps_per_round": 3},
+    "floor": {"floor": 1e-4},
+    "fixed": {"fixed": ("mean",)},
+    "seed": {"seed": 1},
+}
+
+
+@pytest.mark.parametrize("change", FOREIGN)
+def test_the_checkpoint_of_another_fit_is_refused(change, path):
+    content = path.read_bytes()
+    with pytest.raises(StoreError, match="another fit"):
+        fit(checkpoint=path, **FOREIGN[change])
+    assert path.read_bytes() == content
+
+
+def test_the_value_of_a_fixed_parameter_is_part_of_the_fit(tmp_path):
+    one, other = (cglb.GP(cglb.Matern32(np.ones(2)), noise) for noise in (0.5, 0.6))
+    settings = {"fixed": ("noise",), "max_steps": 1, "checkpoint": tmp_path / "fit"}
+    fit(gp=one, **settings)
+    with pytest.raises(StoreError, match="another fit"):
+        fit(gp=other, **settings)
+
+
+def test_settings_given_as_objects_are_recognised_in_another_process():
+    """The fingerprint is made of their text, which must not hold an address in memory."""
+    for bound in (*cglb.bounds.UPPER.values(), Chain(8, 4)):
+        assert " at 0x" not in repr(cglb.Objective(logdet=bound))
+    assert " at 0x" not in str(jax.tree.structure(cglb.RBF(1.0).on([0]) + 2.0 * cglb.Constant()))
+
+
+def test_a_damaged_checkpoint_is_refused(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(StoreError, match="damaged"):
+        fit(checkpoint=path)
+
+
+def test_half_a_checkpoint_is_refused(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(StoreError, match="damaged"):
+        fit(checkpoint=path)
+
+
+def test_something_else_is_not_a_checkpoint(path):
+    store.write(path, "model", 1, {}, {})
+    with pytest.raises(StoreError, match="not a cglb checkpoint"):
+        fit(checkpoint=path)
+
+
+@pytest.mark.parametrize("name", ["log_x", "log_gradients"])
+def test_an_optimiser_that_leaves_the_path_is_noticed(name, path):
+    document, arrays = store.read(path, "checkpoint", 1)
+    arrays[name] = arrays[name] * (1.0 + 1e-12)
+    store.write(path, "checkpoint", 1, document, arrays)
+    with pytest.raises(StoreError, match="does not repeat"):
+        fit(checkpoint=path)

@@ -1,0 +1,244 @@
+"""Bad input is refused by name; other number types convert; precision is nobody else's business."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import problems
+import pytest
+
+import cglb
+from cglb import bounds, inducing, posterior
+
+GP = cglb.GP(cglb.Matern32(0.9, 1.3), 0.1, 0.2)
+N, M, D = 30, 6, 2
+X, Y, Z = problems.data(n=N, d=D, m=M)
+V = 0.1 * Y
+X_STAR = X[:4] + 0.1
+
+# every public function of data, by the names of its arguments
+FUNCTIONS = {
+    "exact": (lambda a: bounds.exact(GP, a["X"], a["y"]).value, "X y"),
+    "sgpr": (lambda a: bounds.sgpr(GP, a["X"], a["y"], a["Z"]).value, "X y Z"),
+    "cglb": (lambda a: bounds.cglb(GP, a["X"], a["y"], a["Z"], a["v"]).value, "X y Z v"),
+    "upper": (lambda a: bounds.upper(GP, a["X"], a["y"], a["Z"], a["v"]).value, "X y Z v"),
+    "quadratic_interval": (
+        lambda a: bounds.quadratic_interval(GP, a["X"], a["y"], a["Z"], a["v"]).upper,
+        "X y Z v",
+    ),
+    "solve": (lambda a: cglb.solve(GP, a["X"], a["y"], a["Z"], v0=a["v0"]).v, "X y Z v0"),
+    "greedy": (lambda a: inducing.greedy(GP.kernel, a["X"], 5), "X"),
+    "uniform": (lambda a: inducing.uniform(a["X"], 5), "X"),
+    "kmeans": (lambda a: inducing.kmeans(a["X"], 5), "X"),
+    "kernel_operator": (lambda a: cglb.kernel_operator(GP, a["X"]).diagonal(), "X"),
+    "posterior.exact": (lambda a: posterior.exact(GP, a["X"], a["y"]).alpha, "X y"),
+    "posterior.cglb": (lambda a: posterior.cglb(GP, a["X"], a["y"], a["Z"], a["v"]).weights, "X y Z v"),
+    "posterior.sgpr": (lambda a: posterior.sgpr(GP, a["X"], a["y"], a["Z"]).weights, "X y Z"),
+    "posterior mean": (lambda a: posterior.exact(GP, X, Y).mean(a["X_star"]), "X_star"),
+    "posterior variance": (lambda a: posterior.sgpr(GP, X, Y, Z).variance(a["X_star"]), "X_star"),
+    "posterior covariance": (lambda a: posterior.sgpr(GP, X, Y, Z).covariance(a["X_star"]), "X_star"),
+}
+GOOD = {"X": X, "y": Y, "Z": Z, "v": V, "v0": V, "X_star": X_STAR}
+PAIRS = [(name, argument) for name, (_, uses) in FUNCTIONS.items() for argument in uses.split()]
+EVERY_ARGUMENT = pytest.mark.parametrize(("function", "argument"), PAIRS)
+
+
+def call(function, **changes):
+    return FUNCTIONS[function][0](GOOD | changes)
+
+
+def spoiled(array, value):
+    """Two entries replaced, both in the last column."""
+    array = array.copy()
+    array.reshape(len(array), -1)[[1, 3], -1] = value
+    return array
+
+
+@EVERY_ARGUMENT
+def test_nan_and_infinity_are_counted_and_placed(function, argument):
+    array = GOOD[argument]
+    where = r"in column\(s\) 1" if array.ndim == 2 else "first at row 1"
+    for value in (np.nan, np.inf, -np.inf):
+        with pytest.raises(ValueError, match=rf"{argument} has 2 entries that are NaN or inf.*{where}"):
+            call(function, **{argument: spoiled(array, value)})
+
+
+@EVERY_ARGUMENT
+def test_a_wrong_number_of_axes_is_named_with_a_remedy(function, argument):
+    array = GOOD[argument]
+    if array.ndim == 2:
+        with pytest.raises(
+            ValueError, match=rf"{argument} must have 2 axes.*pass {argument}\[:, None\]"
+        ):
+            call(function, **{argument: array[:, 0]})
+    else:
+        with pytest.raises(ValueError, match=rf"{argument} must have 1 axes.*pass {argument}\[:, 0\]"):
+            call(function, **{argument: array[:, None]})
+    with pytest.raises(ValueError, match=rf"{argument} must have . axes.*found shape \(\)"):
+        call(function, **{argument: 1.0})
+
+
+@EVERY_ARGUMENT
+def test_empty_data_is_refused(function, argument):
+    with pytest.raises(ValueError, match=rf"{argument} is empty: found shape \(0,"):
+        call(function, **{argument: GOOD[argument][:0]})
+
+
+@EVERY_ARGUMENT
+def test_what_is_not_a_real_number_is_refused(function, argument):
+    array = GOOD[argument]
+    for bad, found in (
+        (array.astype(complex), "complex128"),
+        (array.astype(str), "<U"),
+        (np.full(array.shape, "2020-01-01", dtype="datetime64[D]"), "datetime64"),
+        (np.full(array.shape, {}, dtype=object), "object"),
+    ):
+        with pytest.raises(ValueError, match=rf"{argument} must hold real numbers, found dtype {found}"):
+            call(function, **{argument: bad})
+
+
+def test_ragged_lists_and_masked_arrays_are_refused():
+    with pytest.raises(ValueError, match=r"X is not an array of numbers: .*inhomogeneous"):
+        call("exact", X=[[1.0, 2.0], [3.0]])
+    with pytest.raises(ValueError, match="y has 2 masked entries"):
+        call("exact", y=np.ma.masked_array(Y, mask=np.arange(N) < 2))
+
+
+@pytest.mark.parametrize(
+    ("function", "changes", "words"),
+    [
+        ("exact", {"y": Y[:-1]}, r"y and X disagree on n \(training rows\): y has 29, X has 30"),
+        ("cglb", {"v": V[:-2]}, r"v and X disagree on n \(training rows\): v has 28, X has 30"),
+        ("solve", {"v0": V[:1]}, r"v0 and X disagree on n .*: v0 has 1, X has 30"),
+        ("sgpr", {"Z": Z[:, :1]}, r"Z and X disagree on d \(inputs \(columns\)\): Z has 1, X has 2"),
+        ("posterior mean", {"X_star": X_STAR[:, :1]}, "X and X_star disagree on d .*X_star has 1"),
+        ("posterior variance", {"X_star": np.ones((4, 3))}, "Z and X_star disagree on d .*X_star has 3"),
+        ("sgpr", {"Z": np.concatenate([X, Z])}, "Z has 36 inducing points, more than the 30 training"),
+    ],
+)
+def test_sizes_that_disagree_are_named(function, changes, words):
+    with pytest.raises(ValueError, match=words):
+        call(function, **changes)
+
+
+@pytest.mark.parametrize("name", ["amgn", "", "nystrom"])  # the last is a lower bound of log|K̂|
+def test_an_unknown_log_det_bound_is_answered_with_the_known_ones(name):
+    with pytest.raises(ValueError, match=f"logdet must be one of trace, amgm, .*found '{name}'"):
+        bounds.sgpr(GP, X, Y, Z, logdet=name)
+    with pytest.raises(ValueError, match=r"logdet must be one of nystrom, spectral, found 'amgm'\."):
+        bounds.upper(GP, X, Y, Z, V, logdet="amgm")
+
+
+@pytest.mark.parametrize("noise", [0.0, -0.1, np.nan, np.inf])
+def test_a_noise_that_is_not_positive_is_refused(noise):
+    with pytest.raises(ValueError, match="GP: noise must be positive and finite, found"):
+        cglb.GP(cglb.RBF(), noise)
+
+
+# ---- conversions ----
+
+ROUNDED = {name: np.round(4.0 * array) for name, array in GOOD.items()}  # exact in every type below
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.longdouble, np.int8, np.int64, object])
+@pytest.mark.parametrize("function", ["sgpr", "cglb", "posterior mean"])
+def test_other_number_types_give_the_same_result(function, dtype):
+    converted = {name: array.astype(dtype) for name, array in ROUNDED.items()}
+    np.testing.assert_array_equal(call(function, **converted), call(function, **ROUNDED))
+
+
+def test_bool_bfloat16_lists_and_jax_arrays_give_the_same_result():
+    flags = X > 0.0
+    wanted = call("exact", X=flags.astype(float))
+    assert call("exact", X=flags) == wanted
+    assert call("exact", X=flags.astype(int).tolist()) == wanted
+    assert call("exact", X=jnp.asarray(flags, dtype=jnp.bfloat16)) == wanted
+    assert call("exact", X=jnp.asarray(flags, dtype=jnp.float32), y=Y.tolist()) == wanted
+    assert call("exact", X=np.asfortranarray(flags.astype(float))) == wanted
+    assert call("exact", X=flags.astype(float)[::-1][::-1]) == wanted
+
+
+def test_half_precision_is_converted_before_any_arithmetic():
+    """1000.5 has no neighbour at distance 0.1 in float16, and its square is infinite there."""
+    half = np.float16(1000.5) + 20.0 * X.astype(np.float16)
+    assert call("exact", X=half) == call("exact", X=half.astype(np.float64))
+
+
+def test_float32_hyperparameters_do_not_make_a_float32_bound():
+    """0.1 rounds differently in float32: the same rounded value in float64 is the reference."""
+    value = np.float32(0.1)
+    short = cglb.GP(cglb.RBF(jnp.asarray(value)), jnp.asarray(value), jnp.asarray(value))
+    assert short.noise.dtype == np.float32
+    long = cglb.GP(cglb.RBF(float(value)), float(value), float(value))
+    assert bounds.sgpr(short, X, Y, Z).value == bounds.sgpr(long, X, Y, Z).value
+
+
+# ---- precision ----
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_results_outside_the_scope_are_numpy_float64(function):
+    assert not jax.config.jax_enable_x64
+    result = call(function)
+    assert isinstance(result, np.ndarray | np.float64)
+    assert result.dtype == np.float64
+    assert not jax.config.jax_enable_x64
+
+
+def test_results_inside_the_scope_stay_in_jax():
+    with cglb.float64():
+        result = call("exact")
+    assert isinstance(result, jax.Array)
+    assert result.dtype == np.float64
+
+
+def test_an_operator_works_outside_the_scope():
+    operator = cglb.kernel_operator(GP, X)
+    K_hat = problems.dense(GP, X)
+    found = operator @ V
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, K_hat @ V, atol=1e-12)
+    np.testing.assert_allclose(operator.dense(), K_hat, atol=1e-14)
+    kernel_bar, noise_bar, X_bar = operator.bilinear_gradient(V, V)
+    assert {leaf.dtype for leaf in jax.tree.leaves((kernel_bar, noise_bar, X_bar))} == {np.dtype(float)}
+    fast = operator.astype(np.float32)
+    np.testing.assert_allclose(fast @ V, K_hat @ V, atol=1e-5)
+
+
+def test_data_and_models_are_not_written_to():
+    before = {name: array.copy() for name, array in GOOD.items()}
+    leaves = [leaf.copy() for leaf in jax.tree.leaves(GP)]
+    for function in FUNCTIONS:
+        call(function)
+    jax.tree.map(np.testing.assert_array_equal, before, GOOD)
+    jax.tree.map(np.testing.assert_array_equal, leaves, jax.tree.leaves(GP))
+
+
+def test_the_global_float64_switch_is_never_touched():
+    """In a new process: neither by the import nor by a call, and a user's own choice stands."""
+    script = (
+        "import sys, jax, numpy as np\n"
+        "wanted = sys.argv[1] == 'True'\n"
+        "jax.config.update('jax_enable_x64', wanted)\n"
+        "import cglb\n"
+        "assert jax.config.jax_enable_x64 is wanted\n"
+        "X = np.arange(6.0)[:, None]\n"
+        "value = cglb.bounds.exact(cglb.GP(cglb.RBF()), X, X[:, 0]).value\n"
+        "assert value.dtype == np.float64\n"
+        "assert jax.config.jax_enable_x64 is wanted\n"
+        "assert (jax.numpy.ones(1).dtype == np.float64) is wanted\n"
+    )
+    for wanted in ("False", "True"):
+        done = subprocess.run([sys.executable, "-c", script, wanted], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def without_type_checks():
+    """As for a user: no beartype in front of the package's own checks."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

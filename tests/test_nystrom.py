@@ -1,0 +1,201 @@
+"""Q̂ through its factors against dense arrays, jitter, and triangular solves by blocks."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+import scipy.linalg
+
+import cglb
+from cglb import bounds, nystrom, triangular
+
+GP = cglb.GP(cglb.Matern32([0.7, 1.6], 1.3), 0.05, 0.2)
+
+
+def factor(gp, X, Z, **settings):
+    """`nystrom.factor` on NumPy data; the result as NumPy."""
+    with cglb.float64():
+        gp, X, Z = jax.tree.map(jnp.asarray, (gp, X, Z))
+        return nystrom.factor(gp, X, Z, **settings)
+
+
+@pytest.fixture(scope="module")
+def case():
+    X, y, Z = problems.data(n=40, d=2, m=8)
+    return factor(GP, X, Z), problems.dense_Q_hat(GP, X, Z), X, y, Z
+
+
+def test_products_and_solves_are_those_of_q_hat(case):
+    factors, Q_hat, _, y, _ = case
+    assert (factors.n, factors.m) == (40, 8)
+    R = np.stack([y, np.cos(3.0 * y), np.ones(40)], axis=1)
+    with cglb.float64():
+        for V in (R, R[:, 0]):
+            V = jnp.asarray(V)
+            np.testing.assert_allclose(factors.matmul(V), Q_hat @ V, atol=1e-10)
+            np.testing.assert_allclose(factors.solve(V), np.linalg.solve(Q_hat, V), atol=1e-8)
+
+
+def test_log_determinant_and_eigenvalues_are_those_of_q_hat(case):
+    factors, Q_hat, *_ = case
+    with cglb.float64():
+        assert float(factors.logdet) == pytest.approx(np.linalg.slogdet(Q_hat)[1], abs=1e-9)
+        ell = np.linalg.eigvalsh(Q_hat)
+        np.testing.assert_allclose(factors.eigenvalues, ell[-8:], rtol=1e-9)
+        np.testing.assert_allclose(ell[:-8], 0.05, rtol=1e-9)  # the others are the noise
+
+
+def test_residual_diagonal_is_that_of_k_minus_q(case):
+    factors, Q_hat, X, *_ = case
+    with cglb.float64():
+        found = np.asarray(factors.residual_diag)
+    np.testing.assert_allclose(found, np.diag(problems.dense(GP, X) - Q_hat), atol=1e-10)
+    assert found.max() > 0.1  # not merely clipped
+
+
+def test_residual_diagonal_is_never_negative():
+    X, _, _ = problems.data(n=40, d=2, m=8)
+    factors = factor(cglb.GP(cglb.Matern32(30.0), 1e-6), X, X[:8])
+    with cglb.float64():
+        found = np.asarray(factors.residual_diag)
+    assert (found >= 0.0).all()
+    np.testing.assert_allclose(found[:8], 0.0, atol=1e-11)  # rows that are inducing points
+
+
+def test_inducing_weights_are_those_of_sgprs_mean(case):
+    factors, Q_hat, X, y, Z = case
+    with cglb.float64():
+        Kuu = np.asarray(GP.kernel(jnp.asarray(Z), jnp.asarray(Z)))
+        Kuf = np.asarray(GP.kernel(jnp.asarray(Z), jnp.asarray(X)))
+        found = factors.inducing_weights(jnp.asarray(y))
+    np.testing.assert_allclose(found, np.linalg.solve(Kuu, Kuf @ np.linalg.solve(Q_hat, y)), rtol=1e-8)
+
+
+@pytest.mark.parametrize(("n", "rows"), [(45, 16), (47, 7)])
+def test_chunks_of_rows_do_not_show(monkeypatch, n, rows):
+    """45 rows in three chunks of 15; 47 in seven of 7, the last one padded."""
+    X, _, Z = problems.data(n=n, d=2, m=8)
+    monkeypatch.setattr(nystrom, "CHUNK_ROWS", rows)  # read when this n is compiled
+    with cglb.float64():
+        found = factor(GP, X, Z).matmul(jnp.eye(n))
+    np.testing.assert_allclose(found, problems.dense_Q_hat(GP, X, Z), atol=1e-10)
+
+
+# ---- jitter ----
+
+
+def test_distinct_points_need_no_jitter():
+    X, _, Z = problems.data(n=40, d=2, m=8)
+    assert float(factor(GP, X, Z, jitter=0.0).jitter) == 0.0
+    assert float(factor(GP, X, Z).jitter) == nystrom.DEFAULT_JITTER
+
+
+def test_jitter_grows_until_coincident_points_factor_and_the_bound_holds():
+    X, y, Z = problems.data(n=40, d=2, m=8)
+    Z = np.concatenate([Z[:4], Z[:4]])
+    gp = cglb.GP(cglb.RBF([0.7, 1.6], 1.3), 0.05, 0.2)
+    factors = factor(gp, X, Z, jitter=0.0)
+    assert 1e-14 <= float(factors.jitter) <= 1e-10
+    assert np.isfinite(np.asarray(factors.At)).all()
+    exact = bounds.exact(gp, X, y).value
+    doubled = bounds.sgpr(gp, X, y, Z, jitter=0.0).value
+    # the same points once: coincident ones add nothing
+    assert doubled == pytest.approx(bounds.sgpr(gp, X, y, Z[:4]).value, abs=1e-6)
+    assert doubled <= exact
+
+
+def test_jitter_shrinks_q_hat_so_bounds_stay_bounds():
+    X, y, Z = problems.data(n=40, d=2, m=8)
+    exact = float(bounds.exact(GP, X, y).value)
+    values = [float(bounds.sgpr(GP, X, y, Z, jitter=jitter).value) for jitter in (0.0, 1e-6, 1e-2, 1.0)]
+    assert values == sorted(values, reverse=True)
+    assert values[0] <= exact
+    v = np.zeros(40)
+    assert all(bounds.upper(GP, X, y, Z, v, jitter=jitter).value >= exact for jitter in (0.0, 1e-2, 1.0))
+
+
+@pytest.mark.parametrize("jitter", [-1e-12, np.nan, np.inf])
+def test_a_jitter_that_would_break_the_bounds_is_refused(jitter):
+    X, y, Z = problems.data(n=40, d=2, m=8)
+    with pytest.raises(ValueError, match=f"jitter must be finite and at least 0, found {jitter}"):
+        bounds.sgpr(GP, X, y, Z, jitter=jitter)
+
+
+class NotPositiveDefinite(cglb.RBF):
+    """1 − r² is no covariance beyond r = √2."""
+
+    def profile(self, r2):
+        return 1.0 - r2
+
+
+class Infinite(cglb.RBF):
+    """log r² is −∞ between points that coincide."""
+
+    def profile(self, r2):
+        return jnp.log(r2)
+
+
+def with_nan_noise(gp):
+    """Past the checks of the constructor, as a failed optimiser might."""
+    return eqx.tree_at(lambda gp: gp.noise, gp, np.array(np.nan))
+
+
+@pytest.mark.parametrize(
+    ("gp", "coincident", "cause"),
+    [
+        (with_nan_noise(GP), False, "a hyperparameter is not finite"),
+        (cglb.GP(NotPositiveDefinite()), False, "the kernel is not positive definite"),
+        (cglb.GP(NotPositiveDefinite()), True, "some inducing points coincide"),
+        (cglb.GP(Infinite()), True, "the kernel gives values that are not finite at the"),
+    ],
+)
+def test_a_failed_factorisation_names_the_likely_cause(gp, coincident, cause):
+    X, y, Z = problems.data(n=40, d=2, m=8)
+    if coincident:
+        Z[1] = Z[0]
+    with pytest.raises(cglb.NystromError, match=rf"Kuu \[8 x 8\].*Likely cause: {cause}"):
+        bounds.sgpr(gp, X, y, Z)
+    assert issubclass(cglb.NystromError, ValueError)
+
+
+# ---- triangular solves ----
+
+
+@pytest.mark.parametrize("m", [5, 128, 129, 300])
+def test_triangular_solves_by_blocks_agree_with_scipy(m):
+    """Sizes below, at and above the block of 128; the lower triangle alone is read."""
+    rng = np.random.default_rng(m)
+    L = np.tril(rng.normal(size=(m, m)) / np.sqrt(m), -1) + np.diag(rng.uniform(1.0, 2.0, size=m))
+    B = rng.normal(size=(7, m))
+    with cglb.float64():
+        found = jax.jit(
+            lambda L, B: (
+                triangular.inverse(L),
+                triangular.solve_right(L, B),
+                triangular.solve_right_transposed(L, B),
+            )
+        )(L, B)
+    wanted = (
+        scipy.linalg.solve_triangular(L, np.eye(m), lower=True),
+        scipy.linalg.solve_triangular(L, B.T, lower=True).T,
+        scipy.linalg.solve_triangular(L, B.T, lower=True, trans="T").T,
+    )
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-10 * np.abs(theirs).max())
+    assert not np.triu(found[0], 1).any()
+
+
+def test_solves_by_blocks_are_as_stable_as_substitution():
+    """Kuu's condition number is about 1e13: the residual stays at rounding level, like LAPACK's."""
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(size=300))
+    L = np.linalg.cholesky(np.exp(-0.5 * ((x[:, None] - x) / 0.1) ** 2) + 1e-12 * np.eye(300))
+    assert np.linalg.cond(L) > 1e6
+    B = np.exp(-0.5 * ((rng.uniform(size=(7, 1)) - x) / 0.1) ** 2)
+    with cglb.float64():
+        A = np.asarray(jax.jit(triangular.solve_right)(L, B))
+    residual = np.abs(A @ L.T - B).max()
+    lapack = scipy.linalg.solve_triangular(L, B.T, lower=True).T
+    assert residual <= 100 * np.abs(lapack @ L.T - B).max()

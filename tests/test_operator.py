@@ -78,8 +78,8 @@ def test_one_vector_is_a_column():
 @pytest.mark.parametrize("tile", TILES)
 def test_bilinear_gradients_are_those_of_the_matrix_for_any_tile(tile):
     X, V, _ = arrays()
-    A, B = jnp.asarray(V[:, :2]), jnp.asarray(V[:, 1:])
-    assert_bilinear_gradient(cglb.kernel_operator(GP, X, tile=tile), GP, X, A, B)
+    V = jnp.asarray(V)
+    assert_bilinear_gradient(cglb.kernel_operator(GP, X, tile=tile), GP, X, V, V[::-1])
 
 
 def assert_bilinear_gradient(operator, gp, X, A, B, **room):
@@ -100,7 +100,7 @@ def test_a_kernel_of_every_kind_in_ragged_tiles_with_coincident_rows():
     np.testing.assert_allclose(operator @ V, K_hat @ np.asarray(V), atol=1e-6)
     np.testing.assert_allclose(operator.diagonal(), np.diag(K_hat), rtol=1e-14)
     np.testing.assert_allclose(operator.dense(), K_hat, atol=1e-6)
-    assert_bilinear_gradient(operator, COMPOSITE, X, V[:, :2], V[:, 1:], rtol=1e-6, atol=1e-6)
+    assert_bilinear_gradient(operator, COMPOSITE, X, V, V[::-1], rtol=1e-6, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +110,10 @@ def reverse():
 
     def tiled(gp, X, V, X_star):
         operator = cglb.kernel_operator(gp, X, tile=7)
-        return jnp.sum(jnp.sin(operator @ V)) + jnp.sum(jnp.cos(operator.cross(X_star, V[:, 0])))
+        return jnp.sum(jnp.sin(operator @ V)) + jnp.sum(jnp.cos(operator.cross(X_star, V)))
 
     def plain(gp, X, V, X_star):
-        cross = gp.kernel(X_star, X) @ V[:, 0]
+        cross = gp.kernel(X_star, X) @ V
         return jnp.sum(jnp.sin(dense(gp, X) @ V)) + jnp.sum(jnp.cos(cross))
 
     with cglb.float64():
@@ -132,15 +132,17 @@ def test_reverse_mode_through_products_agrees_with_dense_autodiff(reverse, numbe
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), found, wanted)
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
-def test_the_number_of_lanes_does_not_show(monkeypatch, lanes):
-    """Four lanes for six pairs of blocks: two lanes visit the empty block."""
+@pytest.mark.parametrize(("lanes", "part"), [(1, 4096), (4, 4096), (2, 1)])
+def test_lanes_and_parts_do_not_show(monkeypatch, lanes, part):
+    """Six pairs of blocks: with four lanes two visit the empty block; two lanes with parts of one tile
+    take three turns each."""
     X, V, _ = arrays()
     V = jnp.asarray(V)
-    monkeypatch.setattr(tiles, "_lanes", lambda: lanes)
+    monkeypatch.setattr(tiles, "lane_count", lambda *_: lanes)
+    monkeypatch.setattr(tiles, "TILES_A_PART", part)
     operator = cglb.kernel_operator(GP, X, tile=7)
     np.testing.assert_allclose(operator @ V, problems.dense(GP, X) @ np.asarray(V), atol=1e-12)
-    assert_bilinear_gradient(operator, GP, X, V[:, :2], V[:, 1:])
+    assert_bilinear_gradient(operator, GP, X, V, V[::-1])
 
 
 def test_eager_traced_and_mapped_products_agree():
@@ -176,7 +178,7 @@ def test_float32_on_request_answers_in_the_callers_dtype():
     cross = fast.cross(jnp.asarray(X_star), V)
     assert cross.dtype == np.float64
     np.testing.assert_allclose(cross, exact.cross(jnp.asarray(X_star), V), atol=2e-5)
-    assert_bilinear_gradient(fast, GP, X, V[:, :2], V[:, 1:], rtol=1e-4, atol=1e-4)
+    assert_bilinear_gradient(fast, GP, X, V, V[::-1], rtol=1e-4, atol=1e-4)
 
 
 def test_a_float32_operator_and_float32_vectors():
@@ -202,7 +204,7 @@ def test_a_stored_operator_answers_like_the_tiled_one():
         (op @ V, op @ V[:, 0], op.cross(X_star, V), op.diagonal(), op.dense()) for op in (tiled, stored)
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), *answers)
-    assert_bilinear_gradient(stored, GP, X, V[:, :2], V[:, 1:])
+    assert_bilinear_gradient(stored, GP, X, V, V[::-1])
     fast = stored.astype(jnp.float32)
     assert fast.K_hat.dtype == np.float32
     assert (fast @ V).dtype == np.float64
@@ -216,7 +218,7 @@ def test_a_stored_operator_answers_like_the_tiled_one():
 @pytest.mark.parametrize("memory_gb", [1e-5, 1e-4, 1e-3, 1e-2, 10.0])
 def test_tiles_shrink_to_the_budget(dtype, memory_gb):
     tile = tiles.tile_size(dtype, memory_gb)
-    a_few_tiles_a_core = 6 * tiles._lanes() * tile**2 * jnp.dtype(dtype).itemsize
+    a_few_tiles_a_core = 6 * tiles.lane_count() * tile**2 * jnp.dtype(dtype).itemsize
     assert tile == 16 or a_few_tiles_a_core <= memory_gb * 2**30
     assert 16 <= tile <= tiles.tile_size(dtype)
     assert tiles.tile_size(dtype, 10.0) == tiles.tile_size(dtype)

@@ -32,10 +32,13 @@ from jaxtyping import Array, Bool, Float, Int
 from cglb import triangular
 from cglb.checks import boundary
 from cglb.kernels import Kernel
+from cglb.lanes import lane_count, map_lanes, sum_lanes
 from cglb.logdet import Spectrum, logdet_plus_identity
 from cglb.neighbours import Blocks, find_blocks
 
-__all__ = ["Chain", "ChainBound", "chain_logdet", "inverse_factors", "members"]
+__all__ = ["Chain", "ChainBound", "chain_logdet", "inverse_factors"]
+
+MOST_LANES = 8  # each holds a gradient of the size of A
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ def _chain_backward(residuals: Any, g: Array) -> Any:
 _chain.defvjp(_chain_forward, _chain_backward)
 
 
-def members(blocks: Blocks) -> tuple[Int[Array, "b pk"], Bool[Array, "b pk"]]:
+def _members(blocks: Blocks) -> tuple[Int[Array, "b pk"], Bool[Array, "b pk"]]:
     """Neighbours first, then the block's own rows: the order of the small Cholesky factors."""
     index = jnp.concatenate([blocks.neighbours, blocks.rows], axis=1)
     valid = jnp.concatenate([blocks.neighbour_valid, blocks.row_valid], axis=1)
@@ -145,46 +148,86 @@ def members(blocks: Blocks) -> tuple[Int[Array, "b pk"], Bool[Array, "b pk"]]:
 
 
 def _covariance(
-    kernel: Kernel, noise: Array, At_b: Array, X_b: Array, valid: Array
+    kernel: Kernel, noise: Array, At_b: Array | None, X_b: Array, valid: Array
 ) -> Float[Array, "pk pk"]:
     """R on one block and its neighbours; padding is an identity block, which adds log 1 = 0."""
     K = kernel(X_b, X_b)
     eye = jnp.eye(X_b.shape[0], dtype=X_b.dtype)
     K = jnp.where(eye > 0.0, kernel.diag(X_b)[:, None], K)
-    R = eye + K / noise - At_b @ At_b.T
+    R = eye + K / noise
+    if At_b is not None:
+        R = R - At_b @ At_b.T
     return jnp.where(valid[:, None] & valid[None, :], R, eye)
 
 
-@jax.jit
 def _chain_value(kernel: Kernel, noise: Array, At: Array, X: Array, blocks: Blocks) -> Array:
-    k = blocks.neighbours.shape[1]
-
-    def one(total: Array, member: Any) -> tuple[Array, None]:
-        index, valid = member
-        L = jnp.linalg.cholesky(_covariance(kernel, noise, At[index], X[index], valid))
-        return total + 2.0 * jnp.sum(jnp.log(jnp.diagonal(L)[k:])), None
-
-    return lax.scan(one, jnp.zeros((), dtype=At.dtype), members(blocks))[0]
+    parts = _parts(blocks, lane_count(kernel, noise, At, X))
+    return sum_lanes(
+        lambda *part: _value_lane(kernel, noise, At, X, *part), parts, len(parts), small_blas=True
+    )
 
 
-@jax.jit
 def _chain_value_and_grad(
     kernel: Kernel, noise: Array, At: Array, X: Array, blocks: Blocks
 ) -> tuple[Array, tuple[Kernel, Array, Array]]:
     """One pass for both: with R_b = LLᵀ on (N(b), b), U the last p rows of L⁻¹, the gradient of
     log|Cov_R(b | N(b))| in R_b is UᵀU."""
-    k = blocks.neighbours.shape[1]
+    parts = _parts(blocks, lane_count(kernel, noise, At, X))
+    value, *gradient = sum_lanes(
+        lambda *part: _gradient_lane(kernel, noise, At, X, *part), parts, len(parts), small_blas=True
+    )
+    return value, tuple(gradient)
+
+
+def _parts(blocks: Blocks, lanes: int) -> list[tuple[Array, Array, Array]]:
+    """The blocks dealt out to lanes of equal length, the last filled up with blocks of padding."""
+    index, valid = _members(blocks)
+    count = index.shape[0]
+    lanes = min(lanes, count, MOST_LANES)
+    missing = -count % lanes
+    index = jnp.pad(index, ((0, missing), (0, 0)))
+    valid = jnp.pad(valid, ((0, missing), (0, 0)))
+    own = jnp.zeros(blocks.rows.shape[1], dtype=bool)  # tells a lane the number of own rows
+    return [(index[lane::lanes], valid[lane::lanes], own) for lane in range(lanes)]
+
+
+def _factor_block(
+    kernel: Kernel, noise: Array, At: Array, X: Array, index: Array, valid: Array
+) -> tuple[Array, Array, Array]:
+    """Rows of A and X of one block, and the Cholesky factor of R there."""
+    # without the barrier XLA fuses the gather into a product far slower than its own
+    At_b, X_b = lax.optimization_barrier((At[index], X[index]))
+    return At_b, X_b, jnp.linalg.cholesky(_covariance(kernel, noise, At_b, X_b, valid))
+
+
+@jax.jit
+def _value_lane(
+    kernel: Kernel, noise: Array, At: Array, X: Array, index: Array, valid: Array, own: Array
+) -> Array:
+    k = index.shape[1] - own.shape[0]
+
+    def one(total: Array, member: Any) -> tuple[Array, None]:
+        _, _, L = _factor_block(kernel, noise, At, X, *member)
+        return total + 2.0 * jnp.sum(jnp.log(jnp.diagonal(L)[k:])), None
+
+    return lax.scan(one, jnp.zeros((), dtype=At.dtype), (index, valid))[0]
+
+
+@jax.jit
+def _gradient_lane(
+    kernel: Kernel, noise: Array, At: Array, X: Array, index: Array, valid: Array, own: Array
+) -> tuple[Array, Kernel, Array, Array]:
+    k = index.shape[1] - own.shape[0]
 
     def one(carry: Any, member: Any) -> tuple[Any, None]:
         value, kernel_bar, noise_bar, At_bar = carry
-        index, valid = member
-        At_b, X_b = At[index], X[index]
-        L = jnp.linalg.cholesky(_covariance(kernel, noise, At_b, X_b, valid))
+        index_b, valid_b = member
+        At_b, X_b, L = _factor_block(kernel, noise, At, X, index_b, valid_b)
         U = triangular.inverse(L)[k:]
-        W = jnp.where(valid[:, None] & valid[None, :], U.T @ U, 0.0)
+        W = jnp.where(valid_b[:, None] & valid_b[None, :], U.T @ U, 0.0)
 
         def without_A(kernel: Kernel, noise: Array) -> Array:
-            return _covariance(kernel, noise, jnp.zeros_like(At_b), X_b, valid)
+            return _covariance(kernel, noise, None, X_b, valid_b)
 
         _, pull = jax.vjp(without_A, kernel, noise)
         k_bar, s_bar = pull(W)
@@ -192,30 +235,47 @@ def _chain_value_and_grad(
             value + 2.0 * jnp.sum(jnp.log(jnp.diagonal(L)[k:])),
             jax.tree.map(jnp.add, kernel_bar, k_bar),
             noise_bar + s_bar,
-            At_bar.at[index].add(-2.0 * (W @ At_b)),
+            At_bar.at[index_b].add(-2.0 * (W @ At_b)),
         )
         return carry, None
 
     zeros = jax.tree.map(jnp.zeros_like, (kernel, noise, At))
     start = (jnp.zeros((), dtype=At.dtype), *zeros)
-    value, *gradient = lax.scan(one, start, members(blocks))[0]
-    return value, tuple(gradient)
+    return lax.scan(one, start, (index, valid))[0]
 
 
-@jax.jit
 def inverse_factors(
     kernel: Kernel,
     noise: Float[Array, ""],
     At: Float[Array, "n m"],
     X: Float[Array, "n d"],
     blocks: Blocks,
-) -> Float[Array, "b p pk"]:
-    """U_b for every block: Σ_b U_bᵀU_b is a sparse approximate inverse of R. Memory n·(p + k)."""
-    k = blocks.neighbours.shape[1]
+) -> tuple[Float[Array, "b p pk"], Float[Array, "bp m"], Int[Array, "b pk"], Bool[Array, "b pk"]]:
+    """(U, B, index, valid): Σ_b U_bᵀU_b is a sparse approximate inverse of R, B = UAᵀ stacked by blocks.
 
-    def one(member: Any) -> Array:
-        index, valid = member
-        L = jnp.linalg.cholesky(_covariance(kernel, noise, At[index], X[index], valid))
-        return triangular.inverse(L)[k:]
+    Memory n·(p + k + m). `index` and `valid` say which rows the columns of each U_b belong to; the order
+    of the blocks is immaterial.
+    """
+    parts = _parts(blocks, lane_count(kernel, noise, At, X))
+    found = map_lanes(
+        lambda *part: _inverse_lane(kernel, noise, At, X, *part), parts, len(parts), small_blas=True
+    )
+    U, B, index, valid = (jnp.concatenate(arrays) for arrays in zip(*found, strict=True))
+    return U, B.reshape(-1, At.shape[1]), index, valid
 
-    return lax.map(one, members(blocks))
+
+@jax.jit
+def _inverse_lane(
+    kernel: Kernel, noise: Array, At: Array, X: Array, index: Array, valid: Array, own: Array
+) -> tuple[Array, Array, Array, Array]:
+    k = index.shape[1] - own.shape[0]
+
+    def one(member: Any) -> tuple[Array, Array]:
+        At_b, _, L = _factor_block(kernel, noise, At, X, *member)
+        # rows and columns of padding see no data
+        keep = member[1][k:, None] & member[1][None, :]
+        U = jnp.where(keep, triangular.inverse(L)[k:], 0.0)
+        return U, U @ At_b
+
+    U, B = lax.map(one, (index, valid))
+    return U, B, index, valid

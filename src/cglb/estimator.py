@@ -169,13 +169,13 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     def _validate_fit(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         X, y = check_target(X, y, self.drop_missing)
         missing_message(X)
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=1)
+        X, y = validate_data(self, X, y, dtype=np.float64, order="C", y_numeric=True)
         return X, np.asarray(y, dtype=np.float64)
 
     def _validate_more(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         X, y = check_target(X, y, self.drop_missing)
         missing_message(X)
-        X, y = validate_data(self, X, y, reset=False, dtype=np.float64, y_numeric=True)
+        X, y = validate_data(self, X, y, reset=False, dtype=np.float64, order="C", y_numeric=True)
         return X, np.asarray(y, dtype=np.float64)
 
     def _standardise(self, X: np.ndarray) -> np.ndarray:
@@ -263,7 +263,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
 
     def _validate_new(self, X: Any) -> np.ndarray:
         missing_message(X)
-        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64, order="C"))
 
     # ---- what was learned ----
 

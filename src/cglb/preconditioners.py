@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
-from cglb.chain import inverse_factors, members
+from cglb.chain import inverse_factors
 from cglb.model import GP
 from cglb.neighbours import Blocks
 from cglb.nystrom import Nystrom
@@ -61,20 +61,10 @@ def chain_preconditioner(
     gp: GP, X: Float[Array, "n d"], factors: Nystrom, blocks: Blocks
 ) -> ChainPreconditioner:
     """Factor the residual of `factors` on `blocks`."""
-    return _build(gp, X, factors, blocks)
-
-
-@jax.jit
-def _build(gp: GP, X: Array, factors: Nystrom, blocks: Blocks) -> ChainPreconditioner:
     noise = jnp.asarray(gp.noise)
-    U = inverse_factors(gp.kernel, noise, factors.At, X, blocks)
-    index, valid = members(blocks)
-    p = U.shape[1]
-    # the rows of padding are identity rows of U that see no data
-    U = jnp.where(valid[:, -p:, None] & valid[:, None, :], U, 0.0)
-    B = jax.lax.map(lambda block: block[0] @ factors.At[block[1]], (U, index)).reshape(-1, factors.m)
-    C = B.T @ B + jnp.eye(factors.m, dtype=B.dtype)
-    return ChainPreconditioner(U, index, valid, B, jnp.linalg.cholesky(C), noise)
+    U, B, index, valid = inverse_factors(gp.kernel, noise, factors.At, X, blocks)
+    LC = jnp.linalg.cholesky(B.T @ B + jnp.eye(factors.m, dtype=B.dtype))
+    return ChainPreconditioner(U, index, valid, B, LC, noise)
 
 
 def choose(

@@ -36,7 +36,10 @@ def _numbers(table: Any) -> np.ndarray:
     """As float64, with NaN for whatever marks a missing entry."""
     if hasattr(table, "isna"):  # pandas, whose NA is not a number
         return table.to_numpy(dtype=np.float64, na_value=np.nan)
-    return np.asarray(table, dtype=np.float64)
+    values = np.asarray(table)
+    if values.dtype.kind not in "biufO":  # complex numbers and text are not for us to judge
+        raise TypeError(f"{values.dtype} is not a real number.")
+    return values.astype(np.float64)
 
 
 def _rows(X: Any, keep: np.ndarray) -> Any:

@@ -13,9 +13,7 @@ Reverse mode through `product` uses `bilinear`, so no tile is ever kept for it.
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from cglb.kernels import Kernel
-from cglb.precision import float64, is_traced
+from cglb.lanes import lane_count, sum_lanes
 
 __all__ = ["Plan", "bilinear", "dense", "known_product", "product", "tile_size"]
 
@@ -52,7 +50,7 @@ def tile_size(dtype: Any, memory_gb: float | None = None) -> int:
     if memory_gb is not None:
         if not memory_gb > 0.0:
             raise ValueError(f"memory_gb must be positive, found {memory_gb}.")
-        tiles_alive = 6 * _lanes()
+        tiles_alive = 6 * lane_count()
         tile = min(tile, int((memory_gb * 2**30 / (tiles_alive * itemsize)) ** 0.5))
     return max(tile, 16)
 
@@ -81,15 +79,15 @@ def bilinear(
 
     For a symmetric plan the gradient in X is the sum of the last two; `inputs=False` skips both.
     """
-    traced = is_traced(kernel, X1, X2, a, b)
-    blocks = _blocks(plan, X1, X2, 1 if traced else _lanes())
+    blocks = _blocks(plan, X1, X2, lane_count(kernel, X1, X2, a, b))
     a_blocks, b_blocks = _pad(a, blocks.rows, plan.tile), _pad(b, blocks.columns, plan.tile)
     X1_blocks, X2_blocks = _pad(X1, blocks.rows, plan.tile), _pad(X2, blocks.columns, plan.tile)
-    kernel_bar, X1_bar, X2_bar = _run_lanes(
+    kernel_bar, X1_bar, X2_bar = sum_lanes(
         lambda *pairs: _bilinear_lane(
             plan.symmetric, inputs, kernel, X1_blocks, X2_blocks, a_blocks, b_blocks, *pairs
         ),
-        blocks,
+        blocks.parts,
+        blocks.lanes,
     )
     if not inputs:
         return kernel_bar, None, None
@@ -131,13 +129,13 @@ _known_product.defvjp(_known_forward, _known_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(plan: Plan, kernel: Kernel, X1: Array, X2: Array, V: Array) -> Array:
-    traced = is_traced(kernel, X1, X2, V)
-    blocks = _blocks(plan, X1, X2, 1 if traced else _lanes())
+    blocks = _blocks(plan, X1, X2, lane_count(kernel, X1, X2, V))
     V_blocks = _pad(V, blocks.columns, plan.tile)
     X1_blocks, X2_blocks = _pad(X1, blocks.rows, plan.tile), _pad(X2, blocks.columns, plan.tile)
-    total = _run_lanes(
+    total = sum_lanes(
         lambda *pairs: _product_lane(plan.symmetric, kernel, X1_blocks, X2_blocks, V_blocks, *pairs),
-        blocks,
+        blocks.parts,
+        blocks.lanes,
     )
     return total.reshape(-1, V.shape[1])[: X1.shape[0]]
 
@@ -205,27 +203,6 @@ def _pad(array: Array, blocks: int, tile: int) -> Array:
     missing = blocks * tile - array.shape[0]
     padded = jnp.pad(array, ((0, missing), (0, 0)))
     return padded.reshape(blocks, tile, array.shape[1])
-
-
-def _lanes() -> int:
-    """Cores this process may use; one on an accelerator, which is parallel by itself."""
-    if jax.default_backend() != "cpu":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _run_lanes(lane: Any, blocks: _Blocks) -> Any:
-    """The sum over the parts, always in the same order. XLA runs the small operations of one tile loop
-    on one core, so eager calls give every lane a thread of its own."""
-    if len(blocks.parts) == 1:
-        return lane(*blocks.parts[0])
-
-    def run(part: Any) -> Any:
-        with float64():  # the scope is local to a thread
-            return jax.block_until_ready(lane(*part))
-
-    with ThreadPoolExecutor(blocks.lanes) as pool:
-        return reduce(lambda a, b: jax.tree.map(jnp.add, a, b), pool.map(run, blocks.parts))
 
 
 def _diagonal_tile(kernel: Kernel, X: Array) -> Array:

@@ -1,0 +1,75 @@
+"""What the benchmarks share: data, clocks, peak memory, results as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import cglb
+from cglb import datasets
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def standardised(name: str, rows: int | None = None, seed: int = 0):
+    """The paper's split (2/3, training statistics) of a named set, or its first training rows."""
+    split = datasets.load(name).split(seed=seed).standardised()
+    if rows is None:
+        return split.X_train, split.y_train, split.X_test, split.y_test
+    return split.X_train[:rows], split.y_train[:rows], split.X_test, split.y_test
+
+
+def timed(function: Callable[[], Any], repeats: int = 5) -> dict[str, Any]:
+    """Seconds of the first call (compiling) and of the repeats."""
+    started = time.perf_counter()
+    jax.block_until_ready(function())
+    first = time.perf_counter() - started
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        jax.block_until_ready(function())
+        times.append(time.perf_counter() - started)
+    return {"first": first, "times": times, "median": statistics.median(times), "best": min(times)}
+
+
+def memory(key: str = "VmHWM") -> float:
+    """Peak (VmHWM) or current (VmRSS) resident memory in GB; `ru_maxrss` would count the parent's."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) / 2**20
+    return float("nan")
+
+
+def gemm_rate(n: int = 2000) -> float:
+    """This machine's float64 GFLOP/s right now, the unit in which times can be compared."""
+    with cglb.float64():
+        a = jax.numpy.asarray(np.random.default_rng(0).normal(size=(n, n)))
+        return 2e-9 * n**3 / timed(lambda: a @ a, 3)["best"]
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were made on."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": platform.machine(),
+        "jax": jax.__version__,
+        "cglb": cglb.__version__,
+        "gemm_gflops": round(gemm_rate(), 1),
+    }
+
+
+def write(path: Path | None, content: dict[str, Any]) -> None:
+    """JSON to `path`, or nothing where it is None."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")

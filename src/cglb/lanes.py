@@ -1,0 +1,62 @@
+"""Work dealt out to the cores.
+
+XLA runs a loop of small operations on one core. Where such a loop can be cut into independent parts,
+each part gets a thread of its own: JAX releases the interpreter lock while it computes. Inside a trace
+(`jit`, `vmap`) there are no threads to be had, and the parts simply follow one another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from threadpoolctl import threadpool_limits
+
+from cglb.precision import float64, is_traced
+
+__all__ = ["lane_count", "map_lanes", "sum_lanes"]
+
+
+def lane_count(*operands: Any) -> int:
+    """Cores this process may use; one on an accelerator, which is parallel by itself, and one while
+    JAX traces any of the operands."""
+    if jax.default_backend() != "cpu" or is_traced(operands):
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def map_lanes(
+    lane: Callable[..., Any], parts: Sequence[tuple[Any, ...]], lanes: int, small_blas: bool = False
+) -> Iterator[Any]:
+    """`lane(*part)` for every part, in order, on as many threads as there are lanes.
+
+    small_blas: the lanes call LAPACK on many small matrices. Its own threads would then spend their
+    time waiting for each other, so each call is kept to one.
+    """
+    if lanes == 1:
+        yield from (lane(*part) for part in parts)
+        return
+
+    def run(part: tuple[Any, ...]) -> Any:
+        with float64():  # the scope is local to a thread
+            return jax.block_until_ready(lane(*part))
+
+    with (
+        threadpool_limits(1, user_api="blas") if small_blas else nullcontext(),
+        ThreadPoolExecutor(lanes) as pool,
+    ):
+        yield from pool.map(run, parts)
+
+
+def sum_lanes(
+    lane: Callable[..., Any], parts: Sequence[tuple[Any, ...]], lanes: int, small_blas: bool = False
+) -> Any:
+    """The sum of `map_lanes`, added up in the order of the parts: the same bits every time."""
+    results = map_lanes(lane, parts, lanes, small_blas)
+    return reduce(lambda a, b: jax.tree.map(jnp.add, a, b), results)

@@ -31,8 +31,8 @@ def scores(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> dict[str, f
 def show(row: dict, _: object) -> None:
     noise = row["parameters"]["noise"]
     print(
-        f"{row['step']:4d} {row['logdet_bound'][:8]:8s} {row['bound']:12.2f} {row['cg_steps'] or 0:4d} CG "
-        f"{row['seconds']:8.1f} s noise {noise:.2e}",
+        f"{row['step']:4d} {row['logdet_bound'][:8]:8s} {row['bound']:12.2f} "
+        f"{row['cg_steps'] or 0:4d} CG {row['seconds']:8.1f} s noise {noise:.2e}",
         flush=True,
     )
 

@@ -211,8 +211,8 @@ def test_a_fit_that_ended_otherwise_comes_back_at_once(settings, stop, tmp_path,
     assert_same(fit(checkpoint=tmp_path / "fit", **settings), before)
 
 
-@pytest.mark.parametrize("way", ["rounds", "together", "exact"])
-@pytest.mark.parametrize("first", [3, 4])  # within a round and at the end of one
+# within a round and at the end of one
+@pytest.mark.parametrize(("way", "first"), [("rounds", 3), ("rounds", 4), ("together", 3), ("exact", 3)])
 def test_more_steps_go_on_as_if_asked_for_at_once(way, first, tmp_path):
     fit(way, checkpoint=tmp_path / "fit", max_steps=first)
     assert_same(fit(way, checkpoint=tmp_path / "fit"), whole(way))

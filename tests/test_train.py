@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cglb
@@ -74,6 +74,7 @@ def evaluation(gp, v, objective=NYSTROM):
 # ---- one fixed function ----
 
 
+@settings(max_examples=10)
 @given(point(), point())
 def test_a_point_evaluated_twice_gives_the_same_bits(one, other):
     first = evaluation(*one)

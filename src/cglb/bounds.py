@@ -227,33 +227,27 @@ def _nystrom_terms(
 ) -> tuple[Array, Array]:
     """(rᵀQ̂⁻¹r, bound on log|K̂|), differentiable in gp, Z and r."""
     G, c, At = nystrom.gram(gp, X, Z, r, factors, logdet.rows)
-    return _small_terms(logdet, gp, X, G, c, At, r)
-
-
-@jax.jit
-def _small_terms(
-    logdet: Any, gp: GP, X: Array, G: Array, c: Array, At: Array | None, r: Array
-) -> tuple[Array, Array]:
-    """The part that is small beside nm²: one compiled function, differentiated by autodiff."""
     noise = jnp.asarray(gp.noise)
-    quadratic = (r @ r - inverse_quadratic(G, c)) / noise
-    return quadratic, logdet(Spectrum(gp.kernel, noise, X, G, At))
+    quadratic = (r @ r - _inverse_quadratic(G, c, factors.LB)) / noise
+    return quadratic, logdet(Spectrum(gp.kernel, noise, X, G, factors.LB, At))
 
 
 @jax.custom_vjp
-def inverse_quadratic(G: Float[Array, "m m"], c: Float[Array, " m"]) -> Float[Array, ""]:
-    """cᵀ(I + G)⁻¹c for G ⪰ 0."""
-    return _inverse_quadratic_forward(G, c)[0]
+def _inverse_quadratic(G: Array, c: Array, LB: Array) -> Array:
+    """cᵀ(I + G)⁻¹c given the Cholesky factor of I + G; gradients go through G and c."""
+    return _inverse_quadratic_forward(G, c, LB)[0]
 
 
-def _inverse_quadratic_forward(G: Array, c: Array) -> tuple[Array, Array]:
-    LB = jnp.linalg.cholesky(G + jnp.eye(G.shape[0], dtype=G.dtype))
+@jax.jit
+def _inverse_quadratic_forward(G: Array, c: Array, LB: Array) -> tuple[Array, tuple[Array, Array]]:
     x = cho_solve((LB, True), c)
-    return c @ x, x
+    return c @ x, (x, LB)
 
 
-def _inverse_quadratic_backward(x: Array, g: Array) -> tuple[Array, Array]:
-    return -g * jnp.outer(x, x), 2.0 * g * x
+@jax.jit
+def _inverse_quadratic_backward(residuals: Any, g: Array) -> tuple[Array, Array, Array]:
+    x, LB = residuals
+    return -g * jnp.outer(x, x), 2.0 * g * x, jnp.zeros_like(LB)
 
 
-inverse_quadratic.defvjp(_inverse_quadratic_forward, _inverse_quadratic_backward)
+_inverse_quadratic.defvjp(_inverse_quadratic_forward, _inverse_quadratic_backward)

@@ -103,10 +103,18 @@ class ChainBound(eqx.Module):
         residual = chain_logdet(
             spectrum.kernel, spectrum.noise, spectrum.At[:, :m], spectrum.X, self.blocks
         )
-        price = logdet_plus_identity(spectrum.G)
+        price = spectrum.logdet_Q
         if m < spectrum.At.shape[1]:
-            price = price - logdet_plus_identity(spectrum.G[m:, m:])
-        return spectrum.n * jnp.log(spectrum.noise) + residual + price
+            price = price - _logdet_of_others(spectrum.G[m:, m:])
+        return residual + price
+
+
+@jax.jit
+def _logdet_of_others(G: Float[Array, "m m"]) -> Float[Array, ""]:
+    """log|I + A₂A₂ᵀ|."""
+    fixed = lax.stop_gradient(G)
+    LB = jnp.linalg.cholesky(fixed + jnp.eye(G.shape[0], dtype=G.dtype))
+    return logdet_plus_identity(G, LB)  # pyright: ignore[reportReturnType]
 
 
 def chain_logdet(

@@ -287,9 +287,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     def relevance_(self) -> dict[str, float]:
         """Importance of each input (inverse lengthscale on standardised inputs), the largest 1."""
         check_is_fitted(self, "gp_")
-        d = self._X.shape[1]
-        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(d)])
-        values = relevance(self.gp_.kernel, d)
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self._X.shape[1])])
+        values = relevance(self.gp_.kernel, np.ptp(self._X, axis=0) > 1e-9)
         return dict(zip(map(str, names), values.tolist(), strict=True))
 
     # ---- files ----

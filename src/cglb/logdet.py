@@ -15,6 +15,7 @@ Here E = K − Q ⪰ 0 and δ = diag E.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -36,6 +37,7 @@ class Spectrum(eqx.Module):
     noise: Float[Array, ""]
     X: Float[Array, "n d"]
     G: Float[Array, "m m"]
+    LB: Float[Array, "m m"]  # I + G = LB LBᵀ, held fixed: gradients go through G
     At: Float[Array, "n m"] | None  # only for bounds that declare `rows`
 
     @property
@@ -57,7 +59,12 @@ class Spectrum(eqx.Module):
     @property
     def logdet_Q(self) -> Float[Array, ""]:
         """log|Q̂| = n log σ² + log|I + G|."""
-        return self.n * jnp.log(self.noise) + logdet_plus_identity(self.G)
+        return self.n * jnp.log(self.noise) + self.logdet_B
+
+    @property
+    def logdet_B(self) -> Float[Array, ""]:
+        """log|I + G|."""
+        return logdet_plus_identity(self.G, self.LB)  # pyright: ignore[reportReturnType]
 
     @property
     def eigenvalues(self) -> Float[Array, " m"]:
@@ -67,21 +74,19 @@ class Spectrum(eqx.Module):
 
 
 @jax.custom_vjp
-def logdet_plus_identity(G: Float[Array, "m m"]) -> Float[Array, ""]:
-    """log|I + G| for G ⪰ 0; the gradient (I + G)⁻¹ is made of matrix products."""
-    return _logdet_forward(G)[0]
+def logdet_plus_identity(G: Float[Array, "m m"], LB: Float[Array, "m m"]) -> Float[Array, ""]:
+    """log|I + G| given the Cholesky factor of I + G; the gradient in G is (I + G)⁻¹, by products."""
+    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(LB)))
+
+
+def _logdet_forward(G: Array, LB: Array) -> tuple[Array, Array]:
+    return logdet_plus_identity(G, LB), LB
 
 
 @jax.jit
-def _logdet_forward(G: Array) -> tuple[Array, Array]:
-    LB = jnp.linalg.cholesky(G + jnp.eye(G.shape[0], dtype=G.dtype))
-    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(LB))), LB
-
-
-@jax.jit
-def _logdet_backward(LB: Array, g: Array) -> tuple[Array]:
+def _logdet_backward(LB: Array, g: Array) -> tuple[Array, Array]:
     inverse = triangular.inverse(LB)
-    return (g * (inverse.T @ inverse),)
+    return g * (inverse.T @ inverse), jnp.zeros_like(LB)
 
 
 logdet_plus_identity.defvjp(_logdet_forward, _logdet_backward)
@@ -150,7 +155,12 @@ class LogdetBound(eqx.Module):
 
     def __call__(self, spectrum: Spectrum) -> Float[Array, ""]:
         """The bound on log|K̂|."""
-        return self.function(spectrum)
+        return _compiled(self.function, spectrum)
+
+
+@partial(jax.jit, static_argnums=0)
+def _compiled(function: Callable[[Spectrum], Array], spectrum: Spectrum) -> Array:
+    return function(spectrum)
 
 
 UPPER: Mapping[str, LogdetBound] = {

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from cglb.kernels import Columns, Kernel, Linear, Periodic, Product, Scaled, Stationary, Sum
 
 __all__ = ["raw_relevance", "relevance"]
 
 
-def relevance(kernel: Kernel, d: int) -> Float[np.ndarray, " d"]:
-    """`raw_relevance` with its largest entry scaled to 1."""
-    raw = raw_relevance(kernel, d)
+def relevance(kernel: Kernel, varies: Bool[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
+    """`raw_relevance` with its largest entry scaled to 1; 0 for a column that does not vary, whose
+    lengthscale nothing was learned about."""
+    raw = np.where(varies, raw_relevance(kernel, len(varies)), 0.0)
     top = raw.max(initial=0.0)
     return raw / top if top > 0.0 else raw
 

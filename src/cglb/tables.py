@@ -68,7 +68,8 @@ def missing_message(X: Any) -> None:
 def feature_scale(
     X: Float[np.ndarray, "n d"],
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
-    """Mean and standard deviation of each column; 1 for a column that is constant to rounding.
+    """Mean and standard deviation of each column; a column that is constant to rounding has its own
+    magnitude for a scale, so that all results follow a change of units.
 
     Computed on columns divided by their largest magnitude, so that huge or tiny units neither overflow
     nor vanish.
@@ -77,5 +78,5 @@ def feature_scale(
     size = np.where(size > 0.0, size, 1.0)
     unit = X / size
     shift, scale = unit.mean(axis=0), unit.std(axis=0)
-    scale = np.where(scale > 1e-12, scale, 1.0 / size)
+    scale = np.where(scale > 1e-14, scale, 1.0)
     return shift * size, scale * size

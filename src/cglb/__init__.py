@@ -1,8 +1,9 @@
 """Gaussian process regression with bounds you can trust."""
 
-from cglb import bounds, constraints, datasets, inducing, metrics, posterior
+from cglb import bounds, constraints, datasets, inducing, metrics, posterior, variance
 from cglb.bounds import BoundTerms
 from cglb.cg import Solution, Stop, solve
+from cglb.chain import Chain
 from cglb.constraints import Parameters
 from cglb.estimator import GPRegressor
 from cglb.kernels import (
@@ -27,6 +28,7 @@ __all__ = [
     "GP",
     "RBF",
     "BoundTerms",
+    "Chain",
     "Constant",
     "DenseOperator",
     "Fit",
@@ -54,5 +56,6 @@ __all__ = [
     "posterior",
     "solve",
     "train",
+    "variance",
 ]
 __version__ = "0.1.0"

@@ -1,0 +1,142 @@
+"""Predictive variances with a guarantee. SGPR's variance may err on either side; these do not.
+
+`local` conditions on the rows nearest to each test point: conditioning on a subset of the data can only
+leave more variance, so it is never below the exact one. `bracket` encloses the exact variance: Lemma 3
+with k(X, x) in the place of the targets bounds kᵀK̂⁻¹k from both sides, and CG closes the bracket.
+All are for the latent f; add the noise for an observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float
+
+from cglb import nystrom
+from cglb.cg import Stop, conjugate_gradients
+from cglb.chain import Chain
+from cglb.checks import boundary
+from cglb.kernels import Kernel, squared_distance
+from cglb.model import GP
+from cglb.nystrom import DEFAULT_JITTER
+from cglb.operator import kernel_operator
+from cglb.preconditioners import choose
+from cglb.relevance import raw_relevance
+
+__all__ = ["VarianceBracket", "bracket", "local"]
+
+BATCH = 64
+ROUNDS = 6
+
+
+class VarianceBracket(eqx.Module):
+    """lower ≤ Var f(xᵢ) ≤ upper for every row; `tight` where the asked tolerance was reached."""
+
+    lower: Float[Array, " s"] | Float[np.ndarray, " s"]
+    upper: Float[Array, " s"] | Float[np.ndarray, " s"]
+    tight: Any  # [s] of bool
+    products: int = eqx.field(static=True)
+
+    @property
+    def middle(self) -> Any:
+        """The midpoint, off by at most half the width."""
+        return 0.5 * (self.lower + self.upper)
+
+
+@boundary
+def bracket(
+    gp: GP,
+    X: Float[Array, "n d"],
+    Z: Float[Array, "m d"],
+    X_star: Float[Array, "s d"],
+    tolerance: float = 0.01,
+    max_steps: int = 500,
+    jitter: float = DEFAULT_JITTER,
+    on_batch: Callable[[int, int], None] | None = None,
+) -> VarianceBracket:
+    """k_ss − (2kᵀv − vᵀK̂v + rᵀQ̂⁻¹r) ≤ Var f(x) ≤ k_ss − (2kᵀv − vᵀK̂v), for every v.
+
+    tolerance: width of the bracket relative to its lower end. CG takes batches of test rows together;
+    where it stops before the tolerance the bracket is wider, and `tight` says so.
+    on_batch:  called with the rows done and the rows in all.
+    """
+    if not tolerance > 0.0:
+        raise ValueError(f"tolerance must be positive, found {tolerance}.")
+    operator = kernel_operator(gp, X)
+    factors = nystrom.factor(gp, X, Z, jitter)
+    blocks = Chain().prepare(gp.kernel, X).blocks
+    precondition = choose("auto", gp, X, factors, blocks)
+    s = X_star.shape[0]
+    parts, products = [], 0
+    for start in range(0, s, BATCH):
+        rows = X_star[start : start + BATCH]
+        missing = BATCH - rows.shape[0] if s > BATCH else 0  # one shape, one compilation
+        padded = jnp.pad(rows, ((0, missing), (0, 0)))
+        k, k_ss = gp.kernel(X, padded), gp.kernel.diag(padded)
+        v = jnp.zeros_like(k)
+        allowed = 0.5 * tolerance * k_ss
+        for _ in range(ROUNDS):
+            solution = conjugate_gradients(
+                operator,
+                k,
+                factors,
+                precondition=precondition,
+                v0=v,
+                tolerance=allowed,
+                max_steps=max_steps,
+            )
+            products += solution.products
+            v = solution.v
+            explained = jnp.sum(2.0 * k * v - v * solution.K_hat_v, axis=0)
+            upper = jnp.maximum(k_ss - explained, 0.0)
+            lower = jnp.maximum(upper - 2.0 * solution.slack, 0.0)
+            # the width allowed was a guess from the prior variance: tighten it to what was found
+            tight = upper - lower <= tolerance * lower
+            if bool(jnp.all(tight)) or solution.stop is not Stop.TOLERANCE:
+                break
+            allowed = jnp.where(tight, allowed, jnp.minimum(0.4 * tolerance * lower, 0.1 * allowed))
+        keep = rows.shape[0]
+        parts.append((lower[:keep], upper[:keep], tight[:keep]))
+        if on_batch is not None:
+            on_batch(start + keep, s)
+    lower, upper, tight = (jnp.concatenate(columns) for columns in zip(*parts, strict=True))
+    return VarianceBracket(lower, upper, tight, products)
+
+
+@boundary
+def local(
+    gp: GP, X: Float[Array, "n d"], X_star: Float[Array, "s d"], neighbours: int = 128
+) -> Float[Array, " s"]:
+    """Var(f(x) | the `neighbours` rows of X nearest to x) ≥ Var(f(x) | all rows).
+
+    Nearest in lengthscale-scaled inputs. O(n·d + k³) a test row, O(n) memory.
+    """
+    if neighbours < 1:
+        raise ValueError(f"neighbours must be at least 1, found {neighbours}.")
+    scale = jnp.asarray(raw_relevance(gp.kernel, X.shape[1]))[None, :]
+    return _local(min(neighbours, X.shape[0]), gp.kernel, jnp.asarray(gp.noise), X, X_star, scale)
+
+
+@partial(jax.jit, static_argnums=0)
+def _local(k: int, kernel: Kernel, noise: Array, X: Array, X_star: Array, scale: Array) -> Array:
+    scaled = X * scale
+
+    def one(x: Array) -> Array:
+        row = x[None, :]
+        r2 = squared_distance(row * scale, scaled)[0]
+        _, index = lax.top_k(-r2, k)
+        near = X[index]
+        eye = jnp.eye(k, dtype=X.dtype)
+        K = jnp.where(eye > 0.0, kernel.diag(near)[:, None], kernel(near, near)) + noise * eye
+        b = solve_triangular(jnp.linalg.cholesky(K), kernel(near, row)[:, 0], lower=True)
+        return jnp.maximum(kernel.diag(row)[0] - b @ b, 0.0)
+
+    return lax.map(one, X_star)

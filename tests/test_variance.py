@@ -1,0 +1,70 @@
+"""Variances with a guarantee: one-sided or enclosed, never a guess."""
+
+import numpy as np
+import problems
+import pytest
+from hypothesis import given
+from problems import problem
+
+import cglb
+from cglb import posterior, variance
+
+
+@given(problem())
+def test_the_bracket_contains_the_exact_variance(case):
+    gp, X, y, Z, _ = case
+    rows = np.concatenate([X[:5], X[:5] + 0.3])
+    exact = posterior.exact(gp, X, y).variance(rows)
+    found = variance.bracket(gp, X, Z, rows, tolerance=0.1)
+    room = 1e-9 * float(gp.kernel.variance)
+    assert (found.lower <= exact + room).all()
+    assert (exact <= found.upper + room).all()
+    assert (found.upper - found.lower <= 0.1 * found.lower + room)[found.tight].all()
+
+
+@given(problem())
+def test_local_variance_is_never_below_the_exact_one(case):
+    gp, X, y, _, _ = case
+    rows = np.concatenate([X[:5], X[:5] + 0.3])
+    exact = posterior.exact(gp, X, y).variance(rows)
+    room = 1e-9 * float(gp.kernel.variance)
+    few, many = (variance.local(gp, X, rows, neighbours=k) for k in (3, 15))
+    assert (few >= exact - room).all()
+    assert (many >= exact - room).all()
+    assert (few >= many - room).all()
+    np.testing.assert_allclose(variance.local(gp, X, rows, neighbours=30), exact, atol=100 * room)
+
+
+def test_batches_do_not_show_and_a_tighter_tolerance_is_tighter():
+    X, _, Z = problems.data(n=150, d=2, m=10)
+    gp = cglb.GP(cglb.Matern32([0.8, 1.2]), 0.01)
+    rows = np.random.default_rng(0).normal(size=(70, 2))  # one batch and a bit
+    seen = []
+    found = variance.bracket(gp, X, Z, rows, tolerance=0.01, on_batch=lambda *at: seen.append(at))
+    assert seen == [(64, 70), (70, 70)]
+    assert found.tight.all()
+    assert (found.upper <= 1.01 * found.lower).all()
+    alone = variance.bracket(gp, X, Z, rows[64:], tolerance=0.01)
+    assert (np.maximum(alone.lower, found.lower[64:]) <= np.minimum(alone.upper, found.upper[64:])).all()
+
+
+def test_a_step_limit_widens_the_bracket_and_is_reported():
+    X, y, Z = problems.data(n=150, d=2, m=3)
+    gp = cglb.GP(cglb.Matern32([0.3, 0.3]), 1e-4)
+    rows = np.random.default_rng(0).normal(size=(5, 2))
+    found = variance.bracket(gp, X, Z, rows, tolerance=1e-6, max_steps=1)
+    exact = posterior.exact(gp, X, y).variance(rows)
+    assert not found.tight.all()
+    assert (found.lower <= exact).all()
+    assert (exact <= found.upper).all()
+
+
+@pytest.mark.parametrize(("name", "value"), [("tolerance", 0.0), ("neighbours", 0)])
+def test_impossible_settings_are_named(name, value):
+    X, _, Z = problems.data(n=30)
+    gp = cglb.GP(cglb.RBF())
+    with pytest.raises(ValueError, match=name):
+        if name == "tolerance":
+            variance.bracket(gp, X, Z, X, tolerance=value)
+        else:
+            variance.local(gp, X, X, neighbours=value)

@@ -1,5 +1,7 @@
 """Variances with a guarantee: one-sided or enclosed, never a guess."""
 
+from functools import partial
+
 import numpy as np
 import problems
 import pytest
@@ -63,8 +65,6 @@ def test_a_step_limit_widens_the_bracket_and_is_reported():
 def test_impossible_settings_are_named(name, value):
     X, _, Z = problems.data(n=30)
     gp = cglb.GP(cglb.RBF())
+    call = partial(variance.bracket, gp, X, Z) if name == "tolerance" else partial(variance.local, gp, X)
     with pytest.raises(ValueError, match=name):
-        if name == "tolerance":
-            variance.bracket(gp, X, Z, X, tolerance=value)
-        else:
-            variance.local(gp, X, X, neighbours=value)
+        call(X, **{name: value})

@@ -23,7 +23,7 @@ from cglb.chain import Chain
 from cglb.checks import boundary
 from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER, Nystrom
-from cglb.operator import Operator, kernel_operator
+from cglb.operator import KernelOperator, Operator, StoredOnUse, kernel_operator
 from cglb.preconditioners import choose
 
 __all__ = ["Solution", "Stop", "conjugate_gradients", "solve"]
@@ -85,8 +85,9 @@ def solve(
     mixed:        take CG's products in float32. The final residual, the certificate, stays float64.
     """
     operator = kernel_operator(gp, X)
+    assert isinstance(operator, KernelOperator)
     factors = nystrom.factor(gp, X, Z, jitter)
-    fast = operator.astype(jnp.float32) if mixed else None
+    fast = StoredOnUse(operator.astype(jnp.float32) if mixed else operator)
     blocks = None if precondition == "nystrom" else Chain().prepare(gp.kernel, X).blocks
     return conjugate_gradients(
         operator,

@@ -23,7 +23,7 @@ from cglb.logdet import find
 from cglb.model import GP
 from cglb.neighbours import Blocks
 from cglb.nystrom import DEFAULT_JITTER, NystromError
-from cglb.operator import KernelOperator, kernel_operator
+from cglb.operator import KernelOperator, StoredOnUse, kernel_operator
 from cglb.preconditioners import NAMES, choose
 
 __all__ = ["METHODS", "Evaluation", "Objective", "Prepared", "evaluate"]
@@ -148,7 +148,7 @@ def _evaluate(
         v0=v0,
         tolerance=objective.cg_tolerance,
         max_steps=objective.cg_max_steps,
-        fast=operator.astype(jnp.float32) if objective.mixed else None,
+        fast=StoredOnUse(operator.astype(jnp.float32) if objective.mixed else operator),
     )
     v = solution.v
     Kv = solution.K_hat_v - gp.noise * v

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +16,9 @@ from cglb.model import GP
 from cglb.precision import cast, in_float64
 from cglb.tiles import Plan, bilinear, dense, product, tile_size
 
-__all__ = ["DenseOperator", "KernelOperator", "Operator", "kernel_operator"]
+__all__ = ["DenseOperator", "KernelOperator", "Operator", "StoredOnUse", "kernel_operator"]
+
+STORE_GB = 2.0  # K̂ is kept during CG up to this size: 16,000 rows in float64
 
 
 def _as_matrix(name: str, V: Array, like: Array) -> tuple[Array, bool]:
@@ -140,7 +143,40 @@ class DenseOperator(eqx.Module):
         return self.K_hat
 
 
-Operator = KernelOperator | DenseOperator
+class StoredOnUse:
+    """K̂ for the products inside CG: stored at the first of them, if it fits, since a stored product is
+    several times faster than one that makes its tiles anew. Evaluations without a CG step store nothing.
+    """
+
+    def __init__(self, tiled: KernelOperator, memory_gb: float = STORE_GB):
+        self.tiled = tiled
+        self.fits = tiled.n**2 * tiled.X.dtype.itemsize <= memory_gb * 2**30
+        self._stored: Array | None = None
+
+    def __matmul__(self, V: Float[Array, "n *t"]) -> Float[Array, "n *t"]:
+        """K̂ V for one vector [n] or several [n, t]."""
+        if not self.fits:
+            return self.tiled @ V
+        K_hat = self._stored
+        if K_hat is None:
+            K_hat = _stored(self.tiled.tile, self.tiled.kernel, self.tiled.noise, self.tiled.X)
+            self._stored = K_hat
+        return (K_hat @ V.astype(K_hat.dtype)).astype(V.dtype)
+
+
+@partial(jax.jit, static_argnums=0)
+def _stored(tile: int, kernel: Kernel, noise: Array, X: Array) -> Array:
+    """K̂ [n, n] made in stripes, so that nothing else of its size is alive. Rounding leaves near-zero
+    distances on the diagonal, which is set apart."""
+    n = X.shape[0]
+    missing = -n % tile
+    stripes = jnp.pad(X, ((0, missing), (0, 0))).reshape(-1, tile, X.shape[1])
+    K = jax.lax.map(lambda rows: kernel(rows, X), stripes).reshape(-1, n)[:n]
+    index = jnp.arange(n)
+    return K.at[index, index].set(kernel.diag(X) + noise)
+
+
+Operator = KernelOperator | DenseOperator | StoredOnUse
 
 
 @boundary

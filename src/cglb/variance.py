@@ -27,7 +27,7 @@ from cglb.checks import boundary
 from cglb.kernels import Kernel, squared_distance
 from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER
-from cglb.operator import kernel_operator
+from cglb.operator import KernelOperator, StoredOnUse, kernel_operator
 from cglb.preconditioners import choose
 from cglb.relevance import raw_relevance
 
@@ -71,6 +71,8 @@ def bracket(
     if not tolerance > 0.0:
         raise ValueError(f"tolerance must be positive, found {tolerance}.")
     operator = kernel_operator(gp, X)
+    assert isinstance(operator, KernelOperator)
+    stored = StoredOnUse(operator)
     factors = nystrom.factor(gp, X, Z, jitter)
     blocks = Chain().prepare(gp.kernel, X).blocks
     precondition = choose("auto", gp, X, factors, blocks)
@@ -92,6 +94,7 @@ def bracket(
                 v0=v,
                 tolerance=allowed,
                 max_steps=max_steps,
+                fast=stored,
             )
             products += solution.products
             v = solution.v

@@ -227,3 +227,17 @@ def test_sgpr_stays_accurate_when_kuu_is_nearly_singular(noise):
     terms = bounds.sgpr(gp, X, y, Z, jitter=1e-14)
     assert -2 * terms.quadratic == pytest.approx(quadratic, rel=1e-3)
     assert terms.value <= bounds.exact(gp, X, y).value + 1e-3
+
+
+@pytest.mark.parametrize("logdet", [None, "nystrom", 3, cglb.logdet.LOWER["nystrom"]])
+def test_what_does_not_bound_from_above_is_refused(logdet):
+    X, y, Z = problems.data(n=30)
+    with pytest.raises(ValueError, match="logdet must be one of trace, amgm"):
+        bounds.sgpr(cglb.GP(cglb.RBF()), X, y, Z, logdet=logdet)
+
+
+def test_results_can_be_written_to():
+    X, y, Z = problems.data(n=30)
+    mean = cglb.posterior.sgpr(cglb.GP(cglb.RBF()), X, y, Z).mean(X)
+    mean += 1.0
+    assert mean.dtype == np.float64

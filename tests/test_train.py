@@ -370,16 +370,17 @@ def test_time_in_callbacks_does_not_count():
 
 
 def test_time_for_choosing_inducing_points_counts(monkeypatch):
+    fitted("rounds")  # all is compiled, and a step takes a fraction of a second
     greedy = training.inducing.greedy
 
     def slow(*args, **kwargs):
-        time.sleep(0.3)
+        time.sleep(1.0)
         return greedy(*args, **kwargs)
 
     monkeypatch.setattr(training.inducing, "greedy", slow)
-    found = fit(max_steps=2, steps_per_round=1)
-    assert found.history[0]["seconds"] >= 0.3
-    assert found.history[1]["seconds"] >= 0.6
+    first, second = (row["seconds"] for row in fit(max_steps=2, steps_per_round=1).history)
+    assert first >= 1.0
+    assert second - first >= 1.0
 
 
 @given(st.lists(st.tuples(st.sampled_from(["run", "pause", "wait"]), st.floats(0.0, 10.0))))

@@ -1,6 +1,6 @@
 """Gaussian process regression with bounds you can trust."""
 
-from cglb import bounds, constraints, datasets, inducing, metrics, posterior, variance
+from cglb import bounds, constraints, datasets, inducing, logdet, metrics, posterior, variance
 from cglb.bounds import BoundTerms
 from cglb.cg import Solution, Stop, solve
 from cglb.chain import Chain
@@ -52,6 +52,7 @@ __all__ = [
     "float64",
     "inducing",
     "kernel_operator",
+    "logdet",
     "metrics",
     "posterior",
     "solve",

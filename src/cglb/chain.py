@@ -70,6 +70,11 @@ class Chain:
             raise ValueError(f"inner must be at least 0, found {self.inner}.")
 
     @property
+    def side(self) -> str:
+        """It bounds log|K̂| from above."""
+        return "above"
+
+    @property
     def name(self) -> str:
         """For histories and reports."""
         inner = "" if self.inner is None else f", inner={self.inner}"
@@ -91,6 +96,7 @@ class ChainBound(eqx.Module):
     inner: int | None = eqx.field(static=True)
     name: str = eqx.field(static=True)
     rows: bool = eqx.field(static=True, default=True)
+    side: str = eqx.field(static=True, default="above")
 
     def prepare(self, kernel: Kernel, X: Float[Array, "n d"]) -> ChainBound:
         """Itself: the blocks stay."""

@@ -148,6 +148,7 @@ class LogdetBound(eqx.Module):
     function: Callable[[Spectrum], Float[Array, ""]] = eqx.field(static=True)
     name: str = eqx.field(static=True)
     rows: bool = eqx.field(static=True, default=False)
+    side: str = eqx.field(static=True, default="above")
 
     def prepare(self, kernel: Kernel, X: Float[Array, "n d"]) -> LogdetBound:
         """Itself: nothing here depends on the data."""
@@ -170,15 +171,22 @@ UPPER: Mapping[str, LogdetBound] = {
     "waterfill": LogdetBound(waterfill, "waterfill"),
 }
 LOWER: Mapping[str, LogdetBound] = {
-    "nystrom": LogdetBound(nystrom, "nystrom"),
-    "spectral": LogdetBound(spectral, "spectral"),
+    "nystrom": LogdetBound(nystrom, "nystrom", side="below"),
+    "spectral": LogdetBound(spectral, "spectral", side="below"),
 }
 
 
 def find(logdet: Any, among: Mapping[str, Any]) -> Any:
-    """The bound a name stands for; ValueError with the names there are. Bounds pass through."""
-    if not isinstance(logdet, str):
+    """The bound a name stands for; bounds and their settings pass through if they bound that side.
+
+    `among` is a table of upper or of lower bounds; ValueError with the names there are.
+    """
+    if isinstance(logdet, str) and logdet in among:
+        return among[logdet]
+    side = next(iter(among.values())).side
+    if not isinstance(logdet, str) and getattr(logdet, "side", None) == side:
         return logdet
-    if logdet not in among:
-        raise ValueError(f"logdet must be one of {', '.join(among)}, found {logdet!r}.")
-    return among[logdet]
+    raise ValueError(
+        f"logdet must be one of {', '.join(among)}, or an object that bounds log|K̂| from {side}, "
+        f"found {logdet!r}."
+    )

@@ -65,7 +65,7 @@ def to_numpy(tree: Any) -> Any:
     """JAX arrays to NumPy. Outside the scope JAX would silently round a float64 array to float32
     at its next use, so what leaves the scope leaves JAX."""
     return jax.tree.map(
-        lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) and not is_traced(leaf) else leaf,
+        lambda leaf: np.array(leaf) if isinstance(leaf, jax.Array) and not is_traced(leaf) else leaf,
         tree,
     )
 

@@ -17,7 +17,7 @@ demo: $(READY)  ## fit the robot arm, print a table, write pictures to demo/
 	$(BIN)/python examples/demo.py --output demo
 
 test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)  ## what CI checks beside the tests
 	$(BIN)/ruff check .

@@ -1,0 +1,120 @@
+"""Value and gradient of one objective, here and in the peers: same data, θ, Z and v, in one run.
+
+    make peers
+    python benchmarks/objective.py --data pol --rows 10000 --inducing 512 --json objective.json
+
+Each side runs in a process of its own, in turn, so that memory is its own too. GPyTorch's value is an
+estimate; the others must agree to 1e-3 nats or the run fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from common import machine, standardised, write
+
+import cglb
+
+HERE = Path(__file__).parent
+SIDES = {  # name: (environment, script, task, extra options, comparable value)
+    "cglb sgpr": (None, "run_cglb.py", "sgpr", [], "sgpr"),
+    "GPflow SGPR": ("gpflow", "run_gpflow.py", "sgpr", ["--jitter", "1e-12"], "sgpr"),
+    "cglb cglb": (None, "run_cglb.py", "cglb", [], "cglb"),
+    "cglb chain": (None, "run_cglb.py", "chain", [], None),
+    "GPflow CGLB": ("gpflow", "run_gpflow.py", "cglb", ["--jitter", "1e-12"], "cglb"),
+    "GPflow CGLB, compiled": ("gpflow", "run_gpflow.py", "cglb_fixed", ["--jitter", "1e-12"], "cglb"),
+    "GPyTorch iterative": ("torch", "run_torch.py", "iterative", [], None),
+}
+
+
+def problem(data: str, rows: int, inducing: int, path: Path) -> None:
+    """Hyperparameters near those of a trained model, greedy Z, and a v solved to 0.1 nats."""
+    X, y, _, _ = standardised(data, rows)
+    lengthscale = 4.0 * np.linspace(0.8, 1.2, X.shape[1])
+    gp = cglb.GP(cglb.Matern32(lengthscale, 1.2), 0.05, 0.1)
+    Z = np.asarray(cglb.inducing.greedy(gp.kernel, X, inducing))
+    v = cglb.solve(gp, X, y, Z, tolerance=0.1).v
+    np.savez(path, X=X, y=y, Z=Z, v=v, lengthscale=lengthscale, variance=1.2, noise=0.05, mean=0.1)
+
+
+def run(side: str, inputs: Path, folder: Path, repeats: int) -> dict | None:
+    environment, script, task, extra, _ = SIDES[side]
+    python = sys.executable
+    if environment is not None:
+        python = str(HERE / ".venvs" / environment / "bin" / "python")
+        if not Path(python).exists():
+            print(f"{side}: no environment, run `make peers` first", flush=True)
+            return None
+    output = folder / "out.json"
+    command = [python, str(HERE / "peers" / script), "--task", task, "--input", str(inputs)]
+    command += ["--output", str(output), "--repeats", str(repeats), *extra]
+    subprocess.run(command, check=True, capture_output=True)
+    answer = json.loads(output.read_text())
+    found = {
+        "median": statistics.median(answer["times"]),
+        "best": min(answer["times"]),
+        "first": answer["first_time"],
+        "memory_gb": (answer["rss_peak"] - answer["rss_baseline"]) / 2**30,
+        "value": answer["values"][-1],
+    }
+    print(
+        f"{side:24s} {found['median']:8.3f} s (first {found['first']:.1f} s), "
+        f"{found['memory_gb']:6.2f} GB, value {found['value']:.3f}",
+        flush=True,
+    )
+    return found
+
+
+def check_values(results: dict[str, dict]) -> None:
+    for group in ("sgpr", "cglb"):
+        values = [r["value"] for side, r in results.items() if SIDES[side][4] == group]
+        if max(values) - min(values) > 1e-3 * max(1.0, abs(values[0]) * 1e-3):
+            raise SystemExit(f"the sides disagree on {group}: {values}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="pol")
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--inducing", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--json", type=Path, default=None)
+    options = parser.parse_args()
+    results: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = Path(folder) / "in.npz"
+        problem(options.data, options.rows, options.inducing, inputs)
+        for side in options.sides.split(","):
+            found = run(side, inputs, Path(folder), options.repeats)
+            if found is not None:
+                results[side] = found
+    check_values(results)
+    ratios = {}
+    for ours, peer in (
+        ("cglb sgpr", "GPflow SGPR"),
+        ("cglb cglb", "GPflow CGLB"),
+        ("cglb cglb", "GPflow CGLB, compiled"),
+        ("cglb cglb", "GPyTorch iterative"),
+        ("cglb cglb", "cglb chain"),
+    ):
+        if ours in results and peer in results:
+            time = results[peer]["median"] / results[ours]["median"]
+            memory = results[peer]["memory_gb"] / results[ours]["memory_gb"]
+            ratios[f"{peer} / {ours}"] = {"time": round(time, 2), "memory": round(memory, 2)}
+            print(f"{peer} takes {time:.1f} times the time and {memory:.1f} times the memory of {ours}")
+    settings = {k: v for k, v in vars(options).items() if k != "json"}
+    write(
+        options.json, {"settings": settings, "results": results, "ratios": ratios, "machine": machine()}
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""This package's side of the comparison, by the same protocol as the peers, in a process of its own.
+
+sgpr: ELBO and gradient; cglb: the paper's bound at the given v; chain: the chain bound at v; each for
+all hyperparameters and Z. product: K v.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import protocol
+
+import cglb
+from cglb.objective import Objective, evaluate
+
+
+def objective(task, data):
+    """A call that gives (value, gradient in hyperparameters and Z) at fixed (θ, Z, v)."""
+    gp = cglb.GP(cglb.Matern32(data["lengthscale"], data["variance"]), data["noise"], data["mean"])
+    gp = jax.tree.map(jnp.asarray, gp)
+    X, y, Z, v = (jnp.asarray(data[name]) for name in ("X", "y", "Z", "v"))
+    settings = {
+        "sgpr": Objective("sgpr", "trace"),
+        "cglb": Objective("cglb", "amgm", precondition="nystrom"),
+        "chain": Objective("cglb", "chain"),
+    }[task]
+    prepared = settings.prepare(gp, X)
+
+    def call():
+        found = evaluate(prepared, gp, X, y, Z, v)
+        assert found is not None
+        jax.block_until_ready((found.gp_bar, found.Z_bar))
+        return found.value, {"noise": float(found.gp_bar.noise), "cg_steps": found.cg_steps}
+
+    return call
+
+
+def product(data, dtype):
+    gp = cglb.GP(cglb.Matern32(data["lengthscale"], data["variance"]), data["noise"], data["mean"])
+    operator = cglb.kernel_operator(gp, data["X"], dtype=dtype)
+    v = jnp.asarray(data["v"], dtype=dtype)
+    result = []
+
+    def call():
+        result[:] = [np.asarray(jax.block_until_ready(operator @ v)) - data["noise"] * data["v"]]
+        return float(np.linalg.norm(result[0])), {}
+
+    return call, result
+
+
+def add_options(parser):
+    parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
+    parser.add_argument("--result", default=None)
+
+
+def main():
+    options = protocol.parse(__doc__, ["sgpr", "cglb", "chain", "product"], add_options)
+    data = protocol.load(options.input)
+    with cglb.float64():
+        baseline = protocol.current_rss()
+        result = None
+        if options.task == "product":
+            call, result = product(data, options.dtype)
+        else:
+            call = objective(options.task, data)
+        results, times, first = protocol.measure(call, options.repeats)
+    if options.result and result:
+        np.savez(options.result, result=result[0][:, None])
+    protocol.write(
+        options,
+        baseline=baseline,
+        times=times,
+        first=first,
+        versions={"cglb": cglb.__version__, "jax": jax.__version__},
+        values=[value for value, _ in results],
+        info=results[-1][1],
+    )
+
+
+if __name__ == "__main__":
+    main()

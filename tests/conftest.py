@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # before the first import of cglb: every function's jaxtyping signature is enforced by beartype
-jaxtyping.install_import_hook("cglb", "beartype.beartype")
+jaxtyping.install_import_hook("cglb", "typecheck.checked")
 
 settings.register_profile(
     "cglb",

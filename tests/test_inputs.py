@@ -128,7 +128,7 @@ def test_sizes_that_disagree_are_named(function, changes, words):
 def test_an_unknown_log_det_bound_is_answered_with_the_known_ones(name):
     with pytest.raises(ValueError, match=f"logdet must be one of trace, amgm, .*found '{name}'"):
         bounds.sgpr(GP, X, Y, Z, logdet=name)
-    with pytest.raises(ValueError, match=r"logdet must be one of nystrom, spectral, found 'amgm'\."):
+    with pytest.raises(ValueError, match=r"logdet must be one of nystrom, spectral, .*found 'amgm'\."):
         bounds.upper(GP, X, Y, Z, V, logdet="amgm")
 
 

@@ -1,0 +1,5 @@
+"""The type checker of the import hook: beartype, with an int accepted where a float is asked for."""
+
+from beartype import BeartypeConf, beartype
+
+checked = beartype(conf=BeartypeConf(is_pep484_tower=True))

@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--logdet", default="amgm")
     parser.add_argument("--inducing", type=int, default=512)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps-per-round", type=int, default=25)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-seconds", type=float, default=None)
     parser.add_argument("--optimize-inducing", action="store_true")
@@ -61,6 +62,7 @@ def main() -> None:
         cglb.Objective(options.method, options.logdet),
         num_inducing=options.inducing,
         max_steps=options.steps,
+        steps_per_round=options.steps_per_round,
         max_seconds=options.max_seconds,
         optimize_inducing=options.optimize_inducing,
         checkpoint=options.checkpoint,
@@ -81,7 +83,7 @@ def main() -> None:
         "stop": fit.stop,
         "bound": fit.bound,
         "slack": slack,
-        "noise": noise,
+        "parameters": fit.history[-1]["parameters"],
         **scores(y_test, found.mean(X_test), found.variance(X_test) + noise),
     }
     if options.exact:

@@ -121,7 +121,7 @@ def test_small_differences_between_large_numbers_are_not_lost():
 
 
 @pytest.mark.parametrize("method", ["cglb", "exact"])
-@pytest.mark.parametrize(("power_X", "power_y"), [(40, -40), (-40, 40), (-1000, -1000), (1000, 0)])
+@pytest.mark.parametrize(("power_X", "power_y"), [(40, -40), (-40, 40), (1000, -1000)])
 def test_units_that_are_powers_of_two_change_no_bit(method, power_X, power_y):
     scaled = make(method).fit(np.ldexp(X, power_X), np.ldexp(Y, power_y))
     mean, std = scaled.predict(np.ldexp(NEW, power_X), return_std=True)
@@ -248,21 +248,23 @@ def test_missing_targets_are_refused_with_their_number(kind):
         make().fit(X, TARGETS[kind])
 
 
+@functools.cache
+def without_holes():
+    keep = ~np.isnan(HOLES)
+    return make("exact").fit(X[keep], Y[keep])
+
+
 @pytest.mark.parametrize("kind", TARGETS)
 def test_missing_targets_can_be_dropped(kind):
-    keep = ~np.isnan(HOLES)
-    expected = make("exact").fit(X[keep], Y[keep])
     model = make("exact", drop_missing=True).fit(X, TARGETS[kind])
-    np.testing.assert_array_equal(model.predict(NEW), expected.predict(NEW))
+    np.testing.assert_array_equal(model.predict(NEW), without_holes().predict(NEW))
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_rows_are_dropped_from_any_table(kind):
-    keep = ~np.isnan(HOLES)
-    expected = make("exact").fit(X[keep], Y[keep])
     model = make("exact", drop_missing=True).fit(TABLES[kind], HOLES)
     rows = NEW if kind in ("NumPy", "list") else type(TABLES[kind])(NEW)
-    np.testing.assert_array_equal(model.predict(rows), expected.predict(NEW))
+    np.testing.assert_array_equal(model.predict(rows), without_holes().predict(NEW))
 
 
 def test_an_update_drops_rows_too():

@@ -75,7 +75,7 @@ def main() -> None:
         solution = cglb.solve(fit.gp, X, y, fit.Z, v0=fit.v, tolerance=1e-3)
         found, slack = posterior.cglb(fit.gp, X, y, fit.Z, solution.v), float(solution.slack)
     result = {
-        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
+        "settings": {k: v for k, v in vars(options).items() if k not in ("checkpoint", "json")},
         "rows": len(y),
         "steps": len(fit.history),
         "seconds": time.perf_counter() - started,

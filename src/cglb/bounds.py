@@ -141,7 +141,7 @@ def cglb(
     r = e − K̂v. v = 0 gives `sgpr`, v = K̂⁻¹e the best bound of this form. One product K̂v (n² kernel
     entries, O(n) memory) beside O(nm²); the gradient takes one more pass over the tiles.
     """
-    plan = tiles.Plan(min(tiles.tile_size(X.dtype), X.shape[0]), symmetric=True)
+    plan = tiles.plan_for(X, symmetric=True)
     fixed, v = jax.lax.stop_gradient((gp, v))
     factors = nystrom.factor(fixed, X, jax.lax.stop_gradient(Z), jitter)
     Kv = tiles.product(plan, fixed.kernel, X, X, v[:, None])[:, 0]
@@ -181,7 +181,7 @@ def upper(
 
     With `cglb` at the same v this is an interval that contains the log marginal likelihood.
     """
-    plan = tiles.Plan(min(tiles.tile_size(X.dtype), X.shape[0]), symmetric=True)
+    plan = tiles.plan_for(X, symmetric=True)
     fixed, v = jax.lax.stop_gradient((gp, v))
     factors = nystrom.factor(fixed, X, jax.lax.stop_gradient(Z), jitter)
     Kv = tiles.product(plan, fixed.kernel, X, X, v[:, None])[:, 0]
@@ -208,7 +208,7 @@ def quadratic_interval(
     jitter: float = DEFAULT_JITTER,
 ) -> QuadraticInterval:
     """2eᵀv − vᵀK̂v ≤ eᵀK̂⁻¹e ≤ rᵀQ̂⁻¹r + 2eᵀv − vᵀK̂v (Lemma 3), for every v."""
-    plan = tiles.Plan(min(tiles.tile_size(X.dtype), X.shape[0]), symmetric=True)
+    plan = tiles.plan_for(X, symmetric=True)
     factors = nystrom.factor(gp, X, Z, jitter)
     e = y - gp.mean
     K_hat_v = tiles.product(plan, gp.kernel, X, X, v[:, None])[:, 0] + gp.noise * v

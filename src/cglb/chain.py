@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from cglb import triangular
+from cglb import tiles, triangular
 from cglb.checks import boundary
 from cglb.kernels import Kernel
 from cglb.lanes import lane_count, map_lanes, sum_lanes
@@ -165,10 +165,8 @@ def _covariance(
     kernel: Kernel, noise: Array, At_b: Array | None, X_b: Array, valid: Array
 ) -> Float[Array, "pk pk"]:
     """R on one block and its neighbours; padding is an identity block, which adds log 1 = 0."""
-    K = kernel(X_b, X_b)
     eye = jnp.eye(X_b.shape[0], dtype=X_b.dtype)
-    K = jnp.where(eye > 0.0, kernel.diag(X_b)[:, None], K)
-    R = eye + K / noise
+    R = eye + tiles.covariance(kernel, X_b) / noise
     if At_b is not None:
         R = R - At_b @ At_b.T
     return jnp.where(valid[:, None] & valid[None, :], R, eye)

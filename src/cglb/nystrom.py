@@ -24,7 +24,7 @@ from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
-from cglb import triangular
+from cglb import tiles, triangular
 from cglb.kernels import Kernel
 from cglb.model import GP
 from cglb.precision import is_traced
@@ -130,11 +130,8 @@ def _check(factors: Nystrom, gp: GP, X: Array, Z: Array) -> None:
 
 
 def _kuu(kernel: Kernel, Z: Array, jitter: Array) -> Array:
-    Kuu = kernel(Z, Z)
-    diagonal = kernel.diag(Z)
     eye = jnp.eye(Z.shape[0], dtype=Z.dtype)
-    exact = jnp.where(eye > 0.0, diagonal[:, None], Kuu)  # distances of a point to itself round
-    return exact + jitter * jnp.mean(diagonal) * eye
+    return tiles.covariance(kernel, Z) + jitter * jnp.mean(kernel.diag(Z)) * eye
 
 
 def _chunks(rows: int) -> tuple[int, int]:

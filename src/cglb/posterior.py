@@ -125,7 +125,7 @@ def sgpr(
 
 
 def _cross_mean(gp: GP, X: Array, v: Array, X_star: Array) -> Array:
-    plan = tiles.Plan(min(tiles.tile_size(X.dtype), X.shape[0]), symmetric=False)
+    plan = tiles.plan_for(X, symmetric=False)
     return tiles.product(plan, gp.kernel, X_star, X, jnp.asarray(v)[:, None])[:, 0] + gp.mean
 
 

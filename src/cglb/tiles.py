@@ -25,7 +25,16 @@ from jaxtyping import Array, Float
 from cglb.kernels import Kernel
 from cglb.lanes import lane_count, sum_lanes
 
-__all__ = ["Plan", "bilinear", "dense", "known_product", "product", "tile_size"]
+__all__ = [
+    "Plan",
+    "bilinear",
+    "covariance",
+    "dense",
+    "known_product",
+    "plan_for",
+    "product",
+    "tile_size",
+]
 
 # Rows a tile. On a CPU a tile and its temporaries should fit in a core's level-2 cache (a 200 × 200
 # float64 tile is 320 kB); an accelerator wants larger ones to fill its units.
@@ -39,6 +48,11 @@ class Plan(NamedTuple):
 
     tile: int
     symmetric: bool  # X1 is X2: visit each pair of blocks once
+
+
+def plan_for(X: Float[Array, "n d"], symmetric: bool) -> Plan:
+    """The plan with this device's tile, or one tile for few rows."""
+    return Plan(min(tile_size(X.dtype), X.shape[0]), symmetric)
 
 
 def tile_size(dtype: Any, memory_gb: float | None = None) -> int:
@@ -156,7 +170,7 @@ _product.defvjp(_product_forward, _product_backward)
 @jax.jit
 def dense(kernel: Kernel, noise: Float[Array, ""], X: Float[Array, "n d"]) -> Float[Array, "n n"]:
     """K(X, X) + noise·I as one array, its diagonal exact."""
-    return _diagonal_tile(kernel, X) + noise * jnp.eye(X.shape[0], dtype=X.dtype)
+    return covariance(kernel, X) + noise * jnp.eye(X.shape[0], dtype=X.dtype)
 
 
 # ---- tiles, lanes and padding ----
@@ -205,8 +219,8 @@ def _pad(array: Array, blocks: int, tile: int) -> Array:
     return padded.reshape(blocks, tile, array.shape[1])
 
 
-def _diagonal_tile(kernel: Kernel, X: Array) -> Array:
-    """K(X, X) for one block, its diagonal exact rather than through the rounded distance."""
+def covariance(kernel: Kernel, X: Array) -> Array:
+    """K(X, X), its diagonal exact rather than through the rounded distance of a point to itself."""
     return jnp.where(jnp.eye(X.shape[0], dtype=bool), kernel.diag(X)[:, None], kernel(X, X))
 
 
@@ -223,7 +237,7 @@ def _product_lane(
         return out, None
 
     def diagonal(out: Array, i: Array) -> tuple[Array, None]:
-        return out.at[i].add(_diagonal_tile(kernel, X1[i]) @ V[i]), None
+        return out.at[i].add(covariance(kernel, X1[i]) @ V[i]), None
 
     out = jnp.zeros((X1.shape[0], X1.shape[1], V.shape[2]), dtype=V.dtype)
     out, _ = lax.scan(off_diagonal, out, (I, J))

@@ -20,7 +20,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from cglb import nystrom
+from cglb import nystrom, tiles
 from cglb.cg import Stop, conjugate_gradients
 from cglb.chain import Chain
 from cglb.checks import boundary
@@ -137,9 +137,8 @@ def _local(k: int, kernel: Kernel, noise: Array, X: Array, X_star: Array, scale:
         r2 = squared_distance(row * scale, scaled)[0]
         _, index = lax.top_k(-r2, k)
         near = X[index]
-        eye = jnp.eye(k, dtype=X.dtype)
-        K = jnp.where(eye > 0.0, kernel.diag(near)[:, None], kernel(near, near)) + noise * eye
-        b = solve_triangular(jnp.linalg.cholesky(K), kernel(near, row)[:, 0], lower=True)
+        L = jnp.linalg.cholesky(tiles.dense(kernel, noise, near))
+        b = solve_triangular(L, kernel(near, row)[:, 0], lower=True)
         return jnp.maximum(kernel.diag(row)[0] - b @ b, 0.0)
 
     return lax.map(one, X_star)

@@ -107,7 +107,9 @@ def test_another_preconditioner_changes_the_path_not_the_certificate():
         factors = nystrom.factor(gp, jnp.asarray(X), jnp.asarray(Z))
         inverse = jnp.linalg.inv(operator.dense())
         e = jnp.asarray(y) - gp.mean
-        solution = conjugate_gradients(operator, e, factors, precondition=lambda R: inverse @ R)
+        solution = conjugate_gradients(
+            operator, e, factors, precondition=lambda R, W, ratio: (inverse @ R, True)
+        )
         assert solution.stop is Stop.TOLERANCE
         assert solution.steps == 1
 

@@ -164,7 +164,8 @@ def test_the_preconditioner_is_symmetric_positive_and_saves_steps(setting):
         assert np.linalg.eigvalsh(M).min() > 0.0
         operator = cglb.kernel_operator(gp, X)
         plain = conjugate_gradients(operator, y - 0.1, factors)
-        chained = conjugate_gradients(operator, y - 0.1, factors, precondition=precondition)
+        on_demand = choose("chain", gp, X, factors, lambda: blocks)
+        chained = conjugate_gradients(operator, y - 0.1, factors, precondition=on_demand)
         assert plain.stop is chained.stop is Stop.TOLERANCE
         assert chained.steps < 0.5 * plain.steps
 
@@ -177,10 +178,37 @@ def test_auto_takes_nystrom_only_where_little_is_left_to_explain(setting):
         for noise, chained in ((1e-4, True), (100.0, False)):
             model = jax.tree.map(jnp.asarray, cglb.GP(gp.kernel, noise))
             factors = nystrom.factor(model, X, Z)
-            assert (choose("auto", model, X, factors, blocks) is not None) == chained
-            assert choose("nystrom", model, X, factors, blocks) is None
+            assert (choose("auto", model, X, factors, lambda: blocks) is not None) == chained
+            assert choose("nystrom", model, X, factors, lambda: blocks) is None
         with pytest.raises(ValueError, match="precondition"):
-            choose("jacobi", model, X, factors, blocks)
+            choose("jacobi", model, X, factors, lambda: blocks)
+
+
+def test_auto_builds_the_chain_only_when_nystrom_has_not_done_it_soon(setting):
+    gp, X, y, Z = setting
+    built = []
+    with cglb.float64():
+        X, y, Z = (jnp.asarray(array) for array in (X, y, Z))
+        gp = jax.tree.map(jnp.asarray, cglb.GP(gp.kernel, 1e-4, 0.1))
+        factors = nystrom.factor(gp, X, Z)
+        blocks = Chain(20, 30).prepare(gp.kernel, X).blocks
+
+        def solve(v0, tolerance):
+            built.clear()
+            found = choose("auto", gp, X, factors, lambda: built.append(1) or blocks)
+            operator = cglb.kernel_operator(gp, X)
+            return conjugate_gradients(
+                operator, y - 0.1, factors, precondition=found, v0=v0, tolerance=tolerance
+            )
+
+        far = solve(None, 1e-3)
+        assert len(built) == 1
+        near = solve(far.v, 0.9 * float(far.slack))
+        assert not built or near.steps > 3
+        assert near.stop is Stop.TOLERANCE
+        # a step that changes the preconditioner in mid-course still ends at a true certificate
+        r = y - 0.1 - cglb.kernel_operator(gp, X) @ near.v
+        np.testing.assert_allclose(near.slack, 0.5 * r @ factors.solve(r), rtol=1e-6)
 
 
 def test_training_by_continuation_records_its_stages(setting):

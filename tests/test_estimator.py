@@ -22,7 +22,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import cglb
 from cglb import GPRegressor, posterior
-from cglb.report import Evidence, FitReport
+from cglb.certificate import Evidence
+from cglb.report import FitReport
 
 training = importlib.import_module("cglb.train")  # the module: the package's name is the function
 
@@ -234,7 +235,36 @@ def test_the_evidence_interval_contains_the_exact_value_in_the_users_units(metho
     assert found.width >= 0.0
     assert model.fit_report_.bound <= exact + room
     if method == "exact":
-        assert found.width == 0.0
+        assert found.width < 1e-6
+
+
+@pytest.mark.parametrize("how", ["local", "cg"])
+def test_certified_variances_are_never_below_the_exact_one(how):
+    model = fitted("cglb")
+    rows = X[:7] + 0.1
+    mean, std = model.predict(rows, return_std=True, variance=how)
+    _, latent = model.predict_f(rows, return_std=True, variance=how)
+    exact = fitted("cglb").variance_bracket(rows, tolerance=1e-6)
+    np.testing.assert_array_equal(mean, model.predict(rows))
+    assert (latent**2 >= exact.lower * (1 - 1e-9)).all()
+    noise = float(model.gp_.noise) * model.y_scale_**2
+    np.testing.assert_allclose(std**2, latent**2 + noise)
+    low, high = model.predict_interval(rows, variance=how)
+    assert ((low < mean) & (mean < high)).all()
+    if how == "cg":
+        assert (latent**2 <= 1.011 * exact.upper).all()
+
+
+def test_a_bracket_of_an_exact_model_is_a_point():
+    found = fitted("exact").variance_bracket(X[:3])
+    np.testing.assert_array_equal(found.lower, found.upper)
+
+
+def test_a_way_to_a_variance_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="variance must be one of sgpr, local, cg, found 'love'"):
+        fitted("cglb").predict(X[:3], variance="love")
+    with pytest.raises(ValueError, match="variances, not covariances"):
+        fitted("cglb").predict(X[:3], return_cov=True, variance="cg")
 
 
 def test_evidence_reads_as_a_sentence():

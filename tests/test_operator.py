@@ -8,6 +8,7 @@ import pytest
 
 import cglb
 from cglb import tiles
+from cglb.operator import STORE_AFTER, StoredOnUse
 
 N, D, T, S = 23, 2, 3, 11
 TILES = [1, 7, N, 50]  # one row; ragged; exactly n; more than n
@@ -191,6 +192,20 @@ def test_a_float32_operator_and_float32_vectors():
 
 
 # ---- the stored operator ----
+
+
+def test_an_operator_that_stores_after_some_products_answers_the_same_before_and_after():
+    X = np.random.default_rng(1).normal(size=(N, 2))
+    V = np.random.default_rng(2).normal(size=(N, 3))
+    with cglb.float64():
+        tiled = cglb.kernel_operator(GP, X)
+        stored, never = StoredOnUse(tiled), StoredOnUse(tiled, memory_gb=1e-9)
+        expected = np.asarray(tiled @ jnp.asarray(V))
+        for _ in range(2 * STORE_AFTER):
+            np.testing.assert_allclose(stored @ jnp.asarray(V), expected, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(never @ jnp.asarray(V), expected, rtol=1e-12)
+        assert stored._stored is not None
+        assert never._stored is None
 
 
 def test_a_stored_operator_answers_like_the_tiled_one():

@@ -15,7 +15,7 @@ from cglb import posterior, variance
 @given(problem())
 def test_the_bracket_contains_the_exact_variance(case):
     gp, X, y, Z, _ = case
-    rows = np.concatenate([X[:5], X[:5] + 0.3])
+    rows = np.concatenate([X[:5] + 0.01, X[:5] + 0.3])
     exact = posterior.exact(gp, X, y).variance(rows)
     found = variance.bracket(gp, X, Z, rows, tolerance=0.1)
     room = 1e-9 * float(gp.kernel.variance)
@@ -25,9 +25,19 @@ def test_the_bracket_contains_the_exact_variance(case):
 
 
 @given(problem())
+def test_the_bracket_holds_at_training_rows(case):
+    """There a distance of 0 comes out as up to √eps, which the roughest kernel passes on."""
+    gp, X, y, Z, _ = case
+    exact = posterior.exact(gp, X, y).variance(X[:5])
+    found = variance.bracket(gp, X, Z, X[:5], tolerance=0.1)
+    room = 1e-7 * float(gp.kernel.variance)
+    assert ((found.lower <= exact + room) & (exact <= found.upper + room)).all()
+
+
+@given(problem())
 def test_local_variance_is_never_below_the_exact_one(case):
     gp, X, y, _, _ = case
-    rows = np.concatenate([X[:5], X[:5] + 0.3])
+    rows = np.concatenate([X[:5] + 0.01, X[:5] + 0.3])
     exact = posterior.exact(gp, X, y).variance(rows)
     room = 1e-9 * float(gp.kernel.variance)
     few, many = (variance.local(gp, X, rows, neighbours=k) for k in (3, 15))
@@ -35,6 +45,22 @@ def test_local_variance_is_never_below_the_exact_one(case):
     assert (many >= exact - room).all()
     assert (few >= many - room).all()
     np.testing.assert_allclose(variance.local(gp, X, rows, neighbours=30), exact, atol=100 * room)
+
+
+@given(problem())
+def test_local_variance_with_inducing_rows_counts_no_observation_twice(case):
+    gp, X, y, _, _ = case
+    rows = np.concatenate([X[:5] + 0.01, X[:5] + 0.3])
+    exact = posterior.exact(gp, X, y).variance(rows)
+    room = 1e-9 * float(gp.kernel.variance)
+    strangers = X[:4] + 0.123  # inducing points that are no observations
+    plain = variance.local(gp, X, rows, neighbours=3)
+    with_rows = variance.local(gp, X, rows, np.concatenate([X[::3], X[:1], strangers]), neighbours=3)
+    assert (with_rows >= exact - 100 * room).all()
+    np.testing.assert_allclose(variance.local(gp, X, rows, strangers, neighbours=3), plain)
+    for Z in (X[::3], X):  # the other rows as neighbours, and no other rows
+        everything = variance.local(gp, X, rows, Z, neighbours=30)
+        np.testing.assert_allclose(everything, exact, atol=1000 * room)
 
 
 def test_batches_do_not_show_and_a_tighter_tolerance_is_tighter():

@@ -1,9 +1,12 @@
 """Gaussian process regression with bounds you can trust."""
 
 from cglb import bounds, constraints, datasets, inducing, logdet, metrics, posterior, variance
+from cglb.auto import Auto
 from cglb.bounds import BoundTerms
+from cglb.certificate import Evidence, certify
 from cglb.cg import Solution, Stop, solve
 from cglb.chain import Chain
+from cglb.compare import Comparison, compare
 from cglb.constraints import Parameters
 from cglb.estimator import GPRegressor
 from cglb.kernels import (
@@ -27,10 +30,13 @@ from cglb.train import Fit, train
 __all__ = [
     "GP",
     "RBF",
+    "Auto",
     "BoundTerms",
     "Chain",
+    "Comparison",
     "Constant",
     "DenseOperator",
+    "Evidence",
     "Fit",
     "GPRegressor",
     "Kernel",
@@ -47,6 +53,8 @@ __all__ = [
     "Solution",
     "Stop",
     "bounds",
+    "certify",
+    "compare",
     "constraints",
     "datasets",
     "float64",

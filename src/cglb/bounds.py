@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from cglb import logdet as logdet_bounds
 from cglb import nystrom, tiles
+from cglb.auto import Auto
 from cglb.chain import Chain
 from cglb.checks import boundary
 from cglb.logdet import LOWER, Spectrum, find
@@ -37,11 +38,12 @@ __all__ = [
     "quadratic_interval",
     "sgpr",
     "sgpr_given",
+    "spectrum",
     "upper",
 ]
 
 # every upper bound on log|K̂| by name; `Chain(...)` with other settings may be given in place of a name
-UPPER = {**logdet_bounds.UPPER, "chain": Chain()}
+UPPER = {**logdet_bounds.UPPER, "chain": Chain(), "auto": Auto()}
 
 
 class BoundTerms(eqx.Module):
@@ -230,6 +232,11 @@ def _nystrom_terms(
     noise = jnp.asarray(gp.noise)
     quadratic = (r @ r - _inverse_quadratic(G, c, factors.LB)) / noise
     return quadratic, logdet(Spectrum(gp.kernel, noise, X, G, factors.LB, At))
+
+
+def spectrum(gp: GP, X: Float[Array, "n d"], factors: Nystrom) -> Spectrum:
+    """What log-det bounds look at, as values: nothing here is differentiable."""
+    return Spectrum(gp.kernel, jnp.asarray(gp.noise), X, factors.G, factors.LB, factors.At)
 
 
 @jax.custom_vjp

@@ -28,6 +28,8 @@ from cglb.preconditioners import choose
 
 __all__ = ["Solution", "Stop", "conjugate_gradients", "solve"]
 
+Preconditioner = Callable[[Array, Array, float], tuple[Array, bool]]
+
 RECOMPUTE_EVERY = 50
 STALLED_TURNS = 3
 
@@ -88,12 +90,11 @@ def solve(
     assert isinstance(operator, KernelOperator)
     factors = nystrom.factor(gp, X, Z, jitter)
     fast = StoredOnUse(operator.astype(jnp.float32) if mixed else operator)
-    blocks = None if precondition == "nystrom" else Chain().prepare(gp.kernel, X).blocks
     return conjugate_gradients(
         operator,
         y - gp.mean,
         factors,
-        precondition=choose(precondition, gp, X, factors, blocks),
+        precondition=choose(precondition, gp, X, factors, lambda: Chain().prepare(gp.kernel, X).blocks),
         v0=v0,
         tolerance=tolerance,
         max_steps=max_steps,
@@ -106,7 +107,7 @@ def conjugate_gradients(
     e: Float[Array, "n *t"],
     factors: Nystrom,
     *,
-    precondition: Callable[[Array], Array] | None = None,
+    precondition: Preconditioner | None = None,
     v0: Float[Array, "n *t"] | None = None,
     tolerance: float | Float[Array, "*t"] = 1.0,
     max_steps: int = 1000,
@@ -115,7 +116,8 @@ def conjugate_gradients(
 ) -> Solution:
     """CG on K̂v = e for one vector [n] or several columns [n, t], each with its own step lengths.
 
-    precondition: z from r; by default Q̂⁻¹. The stop rule uses Q̂⁻¹ whatever the preconditioner.
+    precondition: (z, same) from (r, Q̂⁻¹r, slack in tolerances); by default z = Q̂⁻¹r. Where `same` is
+                  False the directions start anew. The stop rule uses Q̂⁻¹ whatever the preconditioner.
     fast:         an operator for the products inside the loop (float32, say); `operator` certifies.
     on_step:      called with the step number and the largest slack so far.
     """
@@ -139,7 +141,7 @@ def _solve_columns(
     operator: Operator,
     E: Array,
     factors: Nystrom,
-    precondition: Callable[[Array], Array] | None,
+    precondition: Preconditioner | None,
     V0: Array | None,
     limit: np.ndarray,
     max_steps: int,
@@ -229,7 +231,7 @@ def _run(
     search: _Search | None,
     fast: Operator,
     factors: Nystrom,
-    precondition: Callable[[Array], Array] | None,
+    precondition: Preconditioner | None,
     limit: np.ndarray,
     budget: int,
     before: int,
@@ -244,12 +246,18 @@ def _run(
             on_step(before + taken, float(np.max(slack)))
         if taken == budget or (taken and np.all(slack <= limit)):
             break
-        found = _direction(R, W if precondition is None else precondition(R), search)
+        Z, same = (W, True) if precondition is None else precondition(R, W, _ratio(slack, limit))
+        found = _direction(R, Z, search if same else None)
         V, R, healthy = _step(V, R, found, fast @ found.P)
         search = found
         if not bool(healthy):
             return V, R, None, taken + 1
     return V, R, search, taken
+
+
+def _ratio(slack: np.ndarray, limit: np.ndarray) -> float:
+    """The largest slack in units of its limit."""
+    return float(np.max(slack / np.maximum(limit, np.finfo(float).tiny)))
 
 
 @jax.jit

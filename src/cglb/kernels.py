@@ -1,10 +1,12 @@
 """Covariance functions.
 
-A kernel is a small pytree of natural-valued parameters with two methods: `kernel(X1, X2)` is the matrix
-of covariances [n1, n2] and `kernel.diag(X)` its diagonal [n] for X1 = X2 = X. Stationary kernels are a
-`profile` of the squared scaled distance r². Kernels combine: `k1 + k2`, `k1 * k2`, `2.0 * k`,
-`k.on([0, 3])` (a restriction to columns).
+A kernel is a small pytree of natural-valued parameters. `kernel(X1, X2)` is the matrix of covariances
+[n1, n2] and `kernel.diag(X)` its diagonal [n] for X1 = X2 = X. Stationary kernels are a `profile` of the
+squared scaled distance r². Kernels combine: `k1 + k2`, `k1 * k2`, `2.0 * k`, `k.on([0, 3])` (a
+restriction to columns).
 
+The matrix is made in two steps, so that loops over tiles do the first only once: `features` of each row
+(scaled inputs and their squared norms, say), and the covariances `between` rows given by their features.
 Distances come from one matrix product, |x|² + |x'|² − 2xᵀx', which is what makes tiles fast. Profiles
 carry their own derivative in r², so that coincident points give finite gradients.
 """
@@ -41,6 +43,9 @@ __all__ = [
     "parameter",
 ]
 
+
+# units in the last place of |x|² + |x'|² up to which a squared distance is 0
+ROUNDING = 16.0
 
 # one number, or one a column
 Numbers = Float[Array, "..."] | Float[np.ndarray, "..."]
@@ -80,9 +85,34 @@ def check_parameter(owner: str, name: str, value: Any, max_ndim: int) -> None:
 class Kernel(eqx.Module):
     """What every covariance function provides."""
 
-    @abc.abstractmethod
     def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
         """Covariances between the rows of X1 and of X2."""
+        if X1.shape[1] != X2.shape[1]:  # one column would broadcast
+            raise ValueError(f"X1 has {X1.shape[1]} columns, but X2 has {X2.shape[1]}.")
+        self.check_columns(X1.shape[1])
+        origin = X2[:1]
+        return self.between(self.features(X1, origin), self.features(X2, origin))
+
+    def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Any:
+        """What `between` needs of each row: arrays with n rows; by default the inputs themselves.
+
+        origin: a point near the data, the same for both sides. A stationary kernel may shift by it, to
+        keep rounding small; no gradient goes through it.
+        """
+        return X
+
+    @abc.abstractmethod
+    def between(self, F1: Any, F2: Any) -> Float[Array, "n1 n2"]:
+        """Covariances between rows given by their features."""
+
+    def pull_between(self, F1: Any, F2: Any, W: Float[Array, "n1 n2"], inputs: bool) -> Any:
+        """Gradient of Σᵢⱼ Wᵢⱼ between(F1, F2)ᵢⱼ in (kernel, F1, F2).
+
+        inputs: whether single rows of the gradient in F1 and F2 will be looked at. If not, a kernel may
+        give any that lead to the same gradient in its own parameters.
+        """
+        _, pull = jax.vjp(lambda kernel, f1, f2: kernel.between(f1, f2), self, F1, F2)
+        return pull(W)
 
     @abc.abstractmethod
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
@@ -118,56 +148,65 @@ def _constant(value: Number, shape: tuple[int, ...], dtype: Any) -> Array:
     return jnp.full(shape, value, dtype=dtype)
 
 
+def with_norms(X: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:
+    """Rows and their squared norms: what `distance_between` needs."""
+    return X, jnp.sum(X * X, axis=1)
+
+
+def distance_between(F1: Any, F2: Any) -> Float[Array, "n1 n2"]:
+    """r² between all rows, never negative. Rounding is of order 1e-16 times the squared norms, which is
+    why rows are shifted to an origin near the data first; what is no larger counts as 0, so that rows
+    that coincide do so exactly (a rough kernel would pass on the root of the rounding)."""
+    (X1, norms1), (X2, norms2) = F1, F2
+    norms = norms1[:, None] + norms2[None, :]
+    r2 = norms - 2.0 * (X1 @ X2.T)
+    return jnp.where(r2 > ROUNDING * jnp.finfo(r2.dtype).eps * norms, r2, 0.0)
+
+
 def squared_distance(X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
-    """r² between all rows, never negative. Rounding is of order 1e-16 times the squared spread, which
-    is why both sides are shifted to a common point near the data first."""
-    if X1.shape[1] != X2.shape[1]:  # one column would broadcast
-        raise ValueError(f"X1 has {X1.shape[1]} columns, but X2 has {X2.shape[1]}.")
+    """r² between all rows of X1 and X2, shifted to a common point near the data."""
     shift = jax.lax.stop_gradient(X2[:1])
-    X1, X2 = X1 - shift, X2 - shift
-    norms = jnp.sum(X1 * X1, axis=1)[:, None] + jnp.sum(X2 * X2, axis=1)[None, :]
-    return jnp.maximum(norms - 2.0 * (X1 @ X2.T), 0.0)
+    return distance_between(with_norms(X1 - shift), with_norms(X2 - shift))
 
 
-def _with_slope(
-    value: Callable[[Array], Array], slope: Callable[[Array], Array]
-) -> Callable[[Array], Array]:
-    """A profile of r² with its derivative given, in place of autodiff through the root at 0."""
-    profile = jax.custom_jvp(value)
-    profile.defjvp(lambda primals, tangents: (profile(primals[0]), slope(primals[0]) * tangents[0]))
+def _with_slope(value_and_slope: Callable[[Array], tuple[Array, Array]]) -> Callable[[Array], Array]:
+    """A profile of r² with its derivative given, in place of autodiff through the root at 0. Value and
+    slope come from one function, so that they share the root and the exponential."""
+    profile = jax.custom_jvp(lambda r2: value_and_slope(r2)[0])
+
+    def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+        value, slope = value_and_slope(*primals)
+        return value, slope * tangents[0]
+
+    profile.defjvp(derivative)
     return profile
 
 
-def _root(r2: Array) -> Array:
-    """√r² whose own derivative at 0 is 0, not infinite."""
-    positive = r2 > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, r2, 1.0)), 0.0)
+def _root(x: Array) -> Array:
+    """√x whose own derivative at 0 is large but finite: there it only ever meets a factor 0."""
+    return jnp.sqrt(x + jnp.finfo(x.dtype).tiny)
 
 
-def _matern12_slope(r2: Array) -> Array:
+def _matern12(r2: Array) -> tuple[Array, Array]:
+    r = jnp.sqrt(r2)
+    value = jnp.exp(-r)
     # −exp(−r)/(2r): unbounded at 0, where it only ever meets a difference x − x' of 0
-    r = _root(r2)
-    return jnp.where(r2 > 0.0, -0.5 * jnp.exp(-r) / jnp.where(r2 > 0.0, r, 1.0), 0.0)
+    return value, jnp.where(r2 > 0.0, -0.5 * value / jnp.where(r2 > 0.0, r, 1.0), 0.0)
 
 
-def _matern32(r2: Array) -> Array:
-    s = jnp.sqrt(3.0 * r2)
-    return (1.0 + s) * jnp.exp(-s)
+def _matern32(r2: Array) -> tuple[Array, Array]:
+    s = _root(3.0 * r2)
+    decay = jnp.exp(-s)
+    return (1.0 + s) * decay, -1.5 * decay
 
 
-def _matern52(r2: Array) -> Array:
-    s = jnp.sqrt(5.0 * r2)
-    return (1.0 + s + (5.0 / 3.0) * r2) * jnp.exp(-s)
-
-
-def _matern52_slope(r2: Array) -> Array:
+def _matern52(r2: Array) -> tuple[Array, Array]:
     s = _root(5.0 * r2)
-    return (-5.0 / 6.0) * (1.0 + s) * jnp.exp(-s)
+    decay = jnp.exp(-s)
+    return (1.0 + s + (5.0 / 3.0) * r2) * decay, (-5.0 / 6.0) * (1.0 + s) * decay
 
 
-matern12 = _with_slope(lambda r2: jnp.exp(-jnp.sqrt(r2)), _matern12_slope)
-matern32 = _with_slope(_matern32, lambda r2: -1.5 * jnp.exp(-_root(3.0 * r2)))
-matern52 = _with_slope(_matern52, _matern52_slope)
+matern12, matern32, matern52 = (_with_slope(f) for f in (_matern12, _matern32, _matern52))
 
 
 class Stationary(Kernel):
@@ -187,10 +226,24 @@ class Stationary(Kernel):
     def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         """The correlation at squared scaled distance r²; 1 at 0."""
 
-    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
-        self.check_columns(X1.shape[1])
-        scale = _columnwise(self.lengthscale)
-        return self.profile(squared_distance(X1 / scale, X2 / scale)) * self.variance
+    def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Any:
+        return with_norms((X - jax.lax.stop_gradient(origin)) / _columnwise(self.lengthscale))
+
+    def between(self, F1: Any, F2: Any) -> Float[Array, "n1 n2"]:
+        return self.profile(distance_between(F1, F2)) * self.variance
+
+    def pull_between(self, F1: Any, F2: Any, W: Float[Array, "n1 n2"], inputs: bool) -> Any:
+        # the lengthscales see only Σⱼ xⱼᵀ∂/∂xⱼ of the cross term −2xᵀx', to which both sides give the
+        # same: one product in place of two, and it is the dearest part of a tile
+        (X1, _), (X2, _) = F1, F2
+        r2 = distance_between(F1, F2)
+        _, pull = jax.vjp(lambda kernel, r2: kernel.profile(r2) * kernel.variance, self, r2)
+        kernel_bar, R = pull(W)
+        if inputs:
+            X1_bar, X2_bar = -2.0 * (R @ X2), -2.0 * (R.T @ X1)
+        else:
+            X1_bar, X2_bar = -4.0 * (R @ X2), jnp.zeros_like(X2)
+        return kernel_bar, (X1_bar, jnp.sum(R, axis=1)), (X2_bar, jnp.sum(R, axis=0))
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return _constant(self.variance, X.shape[:1], X.dtype)
@@ -259,14 +312,13 @@ class Periodic(Kernel):
         check_parameter("Periodic", "period", self.period, 1)
         check_parameter("Periodic", "variance", self.variance, 0)
 
-    def _circle(self, X: Array) -> Array:
+    def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Any:
         angle = 2.0 * np.pi * X / _columnwise(self.period)
         scale = _columnwise(self.lengthscale)
-        return jnp.concatenate([jnp.cos(angle) / scale, jnp.sin(angle) / scale], axis=1)
+        return with_norms(jnp.concatenate([jnp.cos(angle) / scale, jnp.sin(angle) / scale], axis=1))
 
-    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
-        self.check_columns(X1.shape[1])
-        return jnp.exp(-0.5 * squared_distance(self._circle(X1), self._circle(X2))) * self.variance
+    def between(self, F1: Any, F2: Any) -> Float[Array, "n1 n2"]:
+        return jnp.exp(-0.5 * distance_between(F1, F2)) * self.variance
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return _constant(self.variance, X.shape[:1], X.dtype)
@@ -286,8 +338,8 @@ class Linear(Kernel):
     def __check_init__(self) -> None:
         check_parameter("Linear", "variance", self.variance, 1)
 
-    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
-        return (X1 * _columnwise(self.variance)) @ X2.T
+    def between(self, F1: Any, F2: Any) -> Float[Array, "n1 n2"]:
+        return (F1 * _columnwise(self.variance)) @ F2.T
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return jnp.sum(X * X * _columnwise(self.variance), axis=1)
@@ -307,8 +359,8 @@ class Constant(Kernel):
     def __check_init__(self) -> None:
         check_parameter("Constant", "variance", self.variance, 0)
 
-    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
-        return _constant(self.variance, (X1.shape[0], X2.shape[0]), X1.dtype)
+    def between(self, F1: Any, F2: Any) -> Float[Array, "n1 n2"]:
+        return _constant(self.variance, (F1.shape[0], F2.shape[0]), F1.dtype)
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return _constant(self.variance, X.shape[:1], X.dtype)
@@ -320,8 +372,11 @@ class Sum(Kernel):
     left: Kernel
     right: Kernel
 
-    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
-        return self.left(X1, X2) + self.right(X1, X2)
+    def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Any:
+        return self.left.features(X, origin), self.right.features(X, origin)
+
+    def between(self, F1: Any, F2: Any) -> Float[Array, "n1 n2"]:
+        return self.left.between(F1[0], F2[0]) + self.right.between(F1[1], F2[1])
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return self.left.diag(X) + self.right.diag(X)
@@ -337,8 +392,11 @@ class Product(Kernel):
     left: Kernel
     right: Kernel
 
-    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
-        return self.left(X1, X2) * self.right(X1, X2)
+    def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Any:
+        return self.left.features(X, origin), self.right.features(X, origin)
+
+    def between(self, F1: Any, F2: Any) -> Float[Array, "n1 n2"]:
+        return self.left.between(F1[0], F2[0]) * self.right.between(F1[1], F2[1])
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return self.left.diag(X) * self.right.diag(X)
@@ -357,8 +415,11 @@ class Scaled(Kernel):
     def __check_init__(self) -> None:
         check_parameter("Scaled", "factor", self.factor, 0)
 
-    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
-        return self.kernel(X1, X2) * self.factor
+    def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Any:
+        return self.kernel.features(X, origin)
+
+    def between(self, F1: Any, F2: Any) -> Float[Array, "n1 n2"]:
+        return self.kernel.between(F1, F2) * self.factor
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return self.kernel.diag(X) * self.factor
@@ -377,9 +438,12 @@ class Columns(Kernel):
         if not self.columns or min(self.columns) < 0:
             raise ValueError(f"columns must be column numbers from 0, found {self.columns}.")
 
-    def __call__(self, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
-        self.check_columns(X1.shape[1])  # JAX would clamp a column that is not there to the last one
-        return self.kernel(X1[:, self.columns], X2[:, self.columns])
+    def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Any:
+        self.check_columns(X.shape[1])  # JAX would clamp a column that is not there to the last one
+        return self.kernel.features(X[:, self.columns], origin[:, self.columns])
+
+    def between(self, F1: Any, F2: Any) -> Float[Array, "n1 n2"]:
+        return self.kernel.between(F1, F2)
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return self.kernel.diag(X[:, self.columns])

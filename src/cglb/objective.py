@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import equinox as eqx
@@ -16,9 +17,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from cglb import bounds, nystrom
+from cglb.auto import AutoBound
 from cglb.bounds import UPPER, BoundTerms
 from cglb.cg import Stop, conjugate_gradients
 from cglb.chain import Chain
+from cglb.kernels import Kernel
 from cglb.logdet import find
 from cglb.model import GP
 from cglb.neighbours import Blocks
@@ -36,7 +39,7 @@ class Objective:
     """Which bound, and how hard to work for it.
 
     method:       "cglb", "sgpr" or "exact".
-    logdet:       the upper bound on log|K̂| (cglb, sgpr).
+    logdet:       the upper bound on log|K̂| (cglb, sgpr); "auto" is the tightest that pays.
     cg_tolerance: nats that CG may leave on the table at each evaluation (cglb).
     cg_max_steps: CG's step limit; reaching it loosens the bound and is recorded.
     precondition: "nystrom", "chain" or "auto" (the chain where the inducing points leave much to do).
@@ -63,13 +66,14 @@ class Objective:
                 f"precondition must be one of {', '.join(NAMES)}, found {self.precondition!r}."
             )
 
-    def prepare(self, gp: GP, X: Float[Array, "n d"]) -> Prepared:
-        """Fix what depends on the data and roughly on the hyperparameters: blocks and neighbours."""
+    def prepare(self, gp: GP, X: Float[Array, "n d"], Z: Float[Array, "m d"] | None = None) -> Prepared:
+        """Fix what depends on the data and roughly on the hyperparameters: blocks, neighbours and, for
+        logdet="auto" with Z given, the choice."""
         logdet = find(self.logdet, UPPER).prepare(gp.kernel, X)
-        blocks = getattr(logdet, "blocks", None)
-        if blocks is None and self.method == "cglb" and self.precondition != "nystrom":
-            blocks = Chain().prepare(gp.kernel, X).blocks
-        return Prepared(self, logdet, blocks)
+        if isinstance(logdet, AutoBound) and Z is not None:
+            factors = nystrom.factor(gp, X, Z, self.jitter)
+            logdet = logdet.settle(bounds.spectrum(gp, X, factors))
+        return Prepared(self, logdet, gp.kernel, X)
 
     @property
     def sparse(self) -> bool:
@@ -83,7 +87,14 @@ class Prepared:
 
     objective: Objective
     logdet: Any
-    blocks: Blocks | None
+    kernel: Kernel
+    X: Float[Array, "n d"]
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """For the preconditioner: those of the log-det bound, or, when first needed, the chain's."""
+        found = getattr(self.logdet, "blocks", None)
+        return Chain().prepare(self.kernel, self.X).blocks if found is None else found
 
 
 class Evaluation(eqx.Module):
@@ -144,7 +155,7 @@ def _evaluate(
         operator,
         y - gp.mean,
         factors,
-        precondition=choose(objective.precondition, gp, X, factors, prepared.blocks),
+        precondition=choose(objective.precondition, gp, X, factors, lambda: prepared.blocks),
         v0=v0,
         tolerance=objective.cg_tolerance,
         max_steps=objective.cg_max_steps,

@@ -19,6 +19,7 @@ from cglb.tiles import Plan, bilinear, dense, product, tile_size
 __all__ = ["DenseOperator", "KernelOperator", "Operator", "StoredOnUse", "kernel_operator"]
 
 STORE_GB = 2.0  # K̂ is kept during CG up to this size: 16,000 rows in float64
+STORE_AFTER = 4  # products
 
 
 def _as_matrix(name: str, V: Array, like: Array) -> tuple[Array, bool]:
@@ -144,18 +145,22 @@ class DenseOperator(eqx.Module):
 
 
 class StoredOnUse:
-    """K̂ for the products inside CG: stored at the first of them, if it fits, since a stored product is
-    several times faster than one that makes its tiles anew. Evaluations without a CG step store nothing.
+    """K̂ for the products inside CG: stored, if it fits, once there have been a few of them.
+
+    A stored product is several times faster than one that makes its tiles anew, but storing costs as
+    much as `STORE_AFTER` of those. Few products store nothing; many cost at most twice the best.
     """
 
     def __init__(self, tiled: KernelOperator, memory_gb: float = STORE_GB):
         self.tiled = tiled
         self.fits = tiled.n**2 * tiled.X.dtype.itemsize <= memory_gb * 2**30
+        self._products = 0
         self._stored: Array | None = None
 
     def __matmul__(self, V: Float[Array, "n *t"]) -> Float[Array, "n *t"]:
         """K̂ V for one vector [n] or several [n, t]."""
-        if not self.fits:
+        self._products += 1
+        if not self.fits or self._products <= STORE_AFTER:
             return self.tiled @ V
         K_hat = self._stored
         if K_hat is None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
@@ -24,11 +25,14 @@ from cglb.model import GP
 from cglb.neighbours import Blocks
 from cglb.nystrom import Nystrom
 
-__all__ = ["ChainPreconditioner", "chain_preconditioner", "choose"]
+__all__ = ["ChainPreconditioner", "OnDemand", "chain_preconditioner", "choose"]
 
 NAMES = ("auto", "nystrom", "chain")
 # mean δ/σ² above which Q̂ alone is a poor picture of K̂
 POOR_NYSTROM = 0.05
+# a slack of up to this many tolerances may be gone after PATIENCE steps with Nyström's preconditioner
+NEAR = 10.0
+PATIENCE = 3
 
 
 class ChainPreconditioner(eqx.Module):
@@ -51,7 +55,7 @@ def _apply(self: ChainPreconditioner, R: Array) -> Array:
     t = R.shape[1]
     gathered = jnp.where(self.valid[:, :, None], R[self.index], 0.0)
     y = jnp.einsum("bpk,bkt->bpt", self.U, gathered).reshape(-1, t)
-    y = y - self.B @ cho_solve((self.LC, True), self.B.T @ y)
+    y = y - self.B @ cho_solve((self.LC, True), (y.T @ self.B).T)
     parts = jnp.einsum("bpk,bpt->bkt", self.U, y.reshape(*self.U.shape[:2], t))
     parts = jnp.where(self.valid[:, :, None], parts, 0.0)
     return jnp.zeros_like(R).at[self.index].add(parts) / self.noise
@@ -63,29 +67,58 @@ def chain_preconditioner(
     """Factor the residual of `factors` on `blocks`."""
     noise = jnp.asarray(gp.noise)
     U, B, index, valid = inverse_factors(gp.kernel, noise, factors.At, X, blocks)
-    LC = jnp.linalg.cholesky(B.T @ B + jnp.eye(factors.m, dtype=B.dtype))
-    return ChainPreconditioner(U, index, valid, B, LC, noise)
+    return ChainPreconditioner(U, index, valid, B, _factor_inner(B), noise)
+
+
+@jax.jit
+def _factor_inner(B: Array) -> Array:
+    """The Cholesky factor of I + BᵀB, from a transposed copy: XLA is twice as fast with that."""
+    Bt = lax.optimization_barrier(B.T)
+    return jnp.linalg.cholesky(Bt @ B + jnp.eye(B.shape[1], dtype=B.dtype))
+
+
+class OnDemand:
+    """The chain preconditioner, built when it is needed, for `conjugate_gradients`.
+
+    Most evaluations in training start from a v that is nearly good enough and take no step at all, or a
+    few, for which Nyström's own preconditioner will do. Building the chain's costs as much as several
+    steps, so it waits until the slack is far above the tolerance or `PATIENCE` steps were not enough.
+    """
+
+    def __init__(self, build: Callable[[], ChainPreconditioner], patience: int):
+        self._build = build
+        self._patience = patience
+        self._built: ChainPreconditioner | None = None
+
+    def __call__(self, R: Array, W: Array, ratio: float) -> tuple[Array, bool]:
+        """The preconditioned residual, and whether it comes from the same matrix as the one before.
+
+        W:     Q̂⁻¹R.
+        ratio: the slack in units of the tolerance.
+        """
+        if self._built is not None:
+            return self._built(R), True
+        if self._patience > 0 and ratio <= NEAR:
+            self._patience -= 1
+            return W, True
+        self._built = self._build()
+        return self._built(R), False
 
 
 def choose(
-    name: str, gp: GP, X: Float[Array, "n d"], factors: Nystrom, blocks: Blocks | None
-) -> Callable[[Array], Array] | None:
+    name: str, gp: GP, X: Float[Array, "n d"], factors: Nystrom, blocks: Callable[[], Blocks]
+) -> OnDemand | None:
     """CG's preconditioner by name; None is Nyström's.
 
     "auto" takes the chain where what the inducing points leave unexplained is not small beside the
-    noise. It is built at its first use: most evaluations in training need no CG step at all.
+    noise. `blocks` is called when the chain is built.
     """
     if name not in NAMES:
         raise ValueError(f"precondition must be one of {', '.join(NAMES)}, found {name!r}.")
-    if name == "nystrom" or blocks is None:
+    if name == "nystrom":
         return None
     if name == "auto" and float(jnp.mean(factors.residual_diag)) <= POOR_NYSTROM * float(gp.noise):
         return None
-    built: list[ChainPreconditioner] = []
-
-    def apply(R: Array) -> Array:
-        if not built:
-            built.append(chain_preconditioner(gp, X, factors, blocks))
-        return built[0](R)
-
-    return apply
+    return OnDemand(
+        lambda: chain_preconditioner(gp, X, factors, blocks()), PATIENCE if name == "auto" else 0
+    )

@@ -9,26 +9,10 @@ import numpy as np
 from cglb.cg import Solution, Stop
 from cglb.train import Fit
 
-__all__ = ["Evidence", "FitReport"]
+__all__ = ["FitReport"]
 
 # a positive parameter within this factor of its floor is "at" it
 AT_FLOOR = 1.5
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """lower ≤ log p(y) ≤ upper, in nats, for y in the user's units."""
-
-    lower: float
-    upper: float
-
-    @property
-    def width(self) -> float:
-        """How much is not known, in nats."""
-        return self.upper - self.lower
-
-    def __str__(self) -> str:
-        return f"log p(y) is between {self.lower:.2f} and {self.upper:.2f}"
 
 
 @dataclass(frozen=True)

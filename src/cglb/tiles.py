@@ -34,6 +34,7 @@ __all__ = [
     "plan_for",
     "product",
     "tile_size",
+    "trace_of_square",
 ]
 
 # Rows a tile. On a CPU a tile and its temporaries should fit in a core's level-2 cache (a 200 × 200
@@ -94,19 +95,14 @@ def bilinear(
     For a symmetric plan the gradient in X is the sum of the last two; `inputs=False` skips both.
     """
     blocks = _blocks(plan, X1, X2, lane_count(kernel, X1, X2, a, b))
-    a_blocks, b_blocks = _pad(a, blocks.rows, plan.tile), _pad(b, blocks.columns, plan.tile)
-    X1_blocks, X2_blocks = _pad(X1, blocks.rows, plan.tile), _pad(X2, blocks.columns, plan.tile)
-    kernel_bar, X1_bar, X2_bar = sum_lanes(
-        lambda *pairs: _bilinear_lane(
-            plan.symmetric, inputs, kernel, X1_blocks, X2_blocks, a_blocks, b_blocks, *pairs
-        ),
+    F1, F2 = _features(plan.symmetric, kernel, X1, X2)
+    operands = (*_pad((F1, a), blocks.rows, plan.tile), *_pad((F2, b), blocks.columns, plan.tile))
+    kernel_bar, F1_bar, F2_bar = sum_lanes(
+        lambda *pairs: _bilinear_lane(plan.symmetric, inputs, kernel, *operands, *pairs),
         blocks.parts,
         blocks.lanes,
     )
-    if not inputs:
-        return kernel_bar, None, None
-    n1, n2, d = X1.shape[0], X2.shape[0], X1.shape[1]
-    return kernel_bar, X1_bar.reshape(-1, d)[:n1], X2_bar.reshape(-1, d)[:n2]
+    return _pull_features(plan.symmetric, inputs, kernel, X1, X2, a, b, kernel_bar, F1_bar, F2_bar)
 
 
 def known_product(
@@ -121,6 +117,26 @@ def known_product(
     Differentiable in the kernel alone: X and v are held fixed (CG chose v; the bound holds for any v).
     """
     return _known_product(plan, kernel, X, v, Kv)  # pyright: ignore[reportReturnType]
+
+
+def trace_of_square(
+    plan: Plan,
+    kernel: Kernel,
+    X: Float[Array, "n d"],
+    noise: Float[Array, ""],
+    At: Float[Array, "n m"],
+    Ht: Float[Array, "n m"],
+) -> Float[Array, ""]:
+    """Σ_{i≠j} TᵢⱼTⱼᵢ for T = K/noise − AᵀH: tr T² without its diagonal. 2n²m flops; values only."""
+    blocks = _blocks(plan, X, X, lane_count(kernel, X, At, Ht))
+    F, _ = _features(True, kernel, X, X)
+    real = jnp.ones(X.shape[0], dtype=X.dtype)  # 0 on rows of padding, whose kernel entries are not 0
+    operands = _pad((F, At, Ht, real), blocks.rows, plan.tile)
+    return sum_lanes(
+        lambda *pairs: _trace_of_square_lane(kernel, noise, *operands, *pairs),
+        blocks.parts,
+        blocks.lanes,
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -144,14 +160,15 @@ _known_product.defvjp(_known_forward, _known_backward)
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(plan: Plan, kernel: Kernel, X1: Array, X2: Array, V: Array) -> Array:
     blocks = _blocks(plan, X1, X2, lane_count(kernel, X1, X2, V))
-    V_blocks = _pad(V, blocks.columns, plan.tile)
-    X1_blocks, X2_blocks = _pad(X1, blocks.rows, plan.tile), _pad(X2, blocks.columns, plan.tile)
+    F1, F2 = _features(plan.symmetric, kernel, X1, X2)
+    operands = (_pad(F1, blocks.rows, plan.tile), *_pad((F2, V), blocks.columns, plan.tile))
     total = sum_lanes(
-        lambda *pairs: _product_lane(plan.symmetric, kernel, X1_blocks, X2_blocks, V_blocks, *pairs),
+        lambda *pairs: _product_lane(plan.symmetric, kernel, *operands, *pairs),
         blocks.parts,
         blocks.lanes,
     )
-    return total.reshape(-1, V.shape[1])[: X1.shape[0]]
+    out = total.reshape(-1, V.shape[1])[: X1.shape[0]]
+    return out + kernel.diag(X1)[:, None] * V if plan.symmetric else out
 
 
 def _product_forward(plan: Plan, kernel: Kernel, X1: Array, X2: Array, V: Array) -> Any:
@@ -212,11 +229,55 @@ def _deal(index: np.ndarray, part: int, count: int, filler: int) -> np.ndarray:
     return np.concatenate([mine, np.full(length - len(mine), filler)]).astype(np.int32)
 
 
-def _pad(array: Array, blocks: int, tile: int) -> Array:
-    """[n, t] with zero rows added, as [blocks, tile, t]."""
-    missing = blocks * tile - array.shape[0]
-    padded = jnp.pad(array, ((0, missing), (0, 0)))
-    return padded.reshape(blocks, tile, array.shape[1])
+def _pad(rows: Any, blocks: int, tile: int) -> Any:
+    """Arrays [n, ...] with zero rows added, as [blocks, tile, ...]."""
+
+    def pad(array: Array) -> Array:
+        missing = blocks * tile - array.shape[0]
+        padded = jnp.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1)))
+        return padded.reshape(blocks, tile, *array.shape[1:])
+
+    return jax.tree.map(pad, rows)
+
+
+@partial(jax.jit, static_argnums=0)
+def _features(symmetric: bool, kernel: Kernel, X1: Array, X2: Array) -> tuple[Any, Any]:
+    """The kernel's features of either side, made once for all tiles."""
+    kernel.check_columns(X1.shape[1])
+    origin = jnp.mean(X2, axis=0, keepdims=True)
+    F2 = kernel.features(X2, origin)
+    return (F2 if symmetric else kernel.features(X1, origin)), F2
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _pull_features(
+    symmetric: bool,
+    inputs: bool,
+    kernel: Kernel,
+    X1: Array,
+    X2: Array,
+    a: Array,
+    b: Array,
+    kernel_bar: Kernel,
+    F1_bar: Any,
+    F2_bar: Any,
+) -> tuple[Kernel, Array | None, Array | None]:
+    """From the gradient in the features to that in hyperparameters and inputs, and the diagonal, which
+    the tiles leave out if the plan is symmetric."""
+
+    def rows(kernel: Kernel, X1: Array, X2: Array) -> Any:
+        origin = jnp.mean(X2, axis=0, keepdims=True)
+        diagonal = kernel.diag(X1) if symmetric else None
+        return kernel.features(X1, origin), kernel.features(X2, origin), diagonal
+
+    found, pull = jax.vjp(rows, kernel, X1, X2)
+    unpad = [
+        jax.tree.map(lambda bar, like: bar.reshape(-1, *like.shape[1:])[: like.shape[0]], *pair)
+        for pair in ((F1_bar, found[0]), (F2_bar, found[1]))
+    ]
+    more, X1_bar, X2_bar = pull((*unpad, jnp.sum(a * b, axis=1) if symmetric else None))
+    kernel_bar = jax.tree.map(jnp.add, kernel_bar, more)
+    return (kernel_bar, X1_bar, X2_bar) if inputs else (kernel_bar, None, None)
 
 
 def covariance(kernel: Kernel, X: Array) -> Array:
@@ -226,22 +287,26 @@ def covariance(kernel: Kernel, X: Array) -> Array:
 
 @partial(jax.jit, static_argnums=0)
 def _product_lane(
-    symmetric: bool, kernel: Kernel, X1: Array, X2: Array, V: Array, I: Array, J: Array, D: Array
+    symmetric: bool, kernel: Kernel, F1: Any, F2: Any, V: Array, I: Array, J: Array, D: Array
 ) -> Array:
+    """K V over the tiles (I, J); on the diagonal tiles (D, D) without the diagonal itself."""
+
     def off_diagonal(out: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
         i, j = pair
-        K = kernel(X1[i], X2[j])
+        K = kernel.between(_block(F1, i), _block(F2, j))
         out = out.at[i].add(K @ V[j])
         if symmetric:
             out = out.at[j].add(K.T @ V[i])
         return out, None
 
     def diagonal(out: Array, i: Array) -> tuple[Array, None]:
-        return out.at[i].add(covariance(kernel, X1[i]) @ V[i]), None
+        K = kernel.between(_block(F1, i), _block(F1, i))
+        return out.at[i].add(_off_diagonal(K) @ V[i]), None
 
-    out = jnp.zeros((X1.shape[0], X1.shape[1], V.shape[2]), dtype=V.dtype)
+    rows = jax.tree.leaves(F1)[0]
+    out = jnp.zeros((*rows.shape[:2], V.shape[2]), dtype=V.dtype)
     out, _ = lax.scan(off_diagonal, out, (I, J))
-    return lax.scan(diagonal, out, D)[0]
+    return lax.scan(diagonal, out, D)[0] if symmetric else out
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -249,40 +314,71 @@ def _bilinear_lane(
     symmetric: bool,
     inputs: bool,
     kernel: Kernel,
-    X1: Array,
-    X2: Array,
+    F1: Any,
     a: Array,
+    F2: Any,
     b: Array,
     I: Array,
     J: Array,
     D: Array,
-) -> tuple[Kernel, Array, Array]:
-    def accumulate(carry: Any, tile: Any, i: Array, j: Array, weights: Array) -> Any:
-        kernel_bar, X1_bar, X2_bar = carry
-        if inputs:
-            _, pull = jax.vjp(tile, kernel, X1[i], X2[j])
-            k_bar, x1_bar, x2_bar = pull(weights)
-            X1_bar, X2_bar = X1_bar.at[i].add(x1_bar), X2_bar.at[j].add(x2_bar)
-        else:
-            _, pull = jax.vjp(lambda k: tile(k, X1[i], X2[j]), kernel)
-            (k_bar,) = pull(weights)
-        return jax.tree.map(jnp.add, kernel_bar, k_bar), X1_bar, X2_bar
+) -> tuple[Kernel, Any, Any]:
+    """Gradient of Σ aᵀ K b over the tiles, in the kernel's own parameters and the features."""
+
+    def accumulate(carry: Any, i: Array, j: Array, weights: Array) -> Any:
+        kernel_bar, F1_bar, F2_bar = carry
+        k_bar, f1_bar, f2_bar = kernel.pull_between(_block(F1, i), _block(F2, j), weights, inputs)
+        return (
+            jax.tree.map(jnp.add, kernel_bar, k_bar),
+            jax.tree.map(lambda total, part: total.at[i].add(part), F1_bar, f1_bar),
+            jax.tree.map(lambda total, part: total.at[j].add(part), F2_bar, f2_bar),
+        )
 
     def off_diagonal(carry: Any, pair: tuple[Array, Array]) -> tuple[Any, None]:
         i, j = pair
         weights = a[i] @ b[j].T
         if symmetric:
             weights = weights + b[i] @ a[j].T
-        return accumulate(carry, lambda k, x1, x2: k(x1, x2), i, j, weights), None
+        return accumulate(carry, i, j, weights), None
 
     def diagonal(carry: Any, i: Array) -> tuple[Any, None]:
-        def tile(k: Kernel, x1: Array, x2: Array) -> Array:
-            eye = jnp.eye(x1.shape[0], dtype=bool)
-            return jnp.where(eye, k.diag(x1)[:, None], k(x1, x2))
+        return accumulate(carry, i, i, _off_diagonal(a[i] @ b[i].T)), None
 
-        return accumulate(carry, tile, i, i, a[i] @ b[i].T), None
-
-    kernel_bar = jax.tree.map(jnp.zeros_like, kernel)
-    carry = (kernel_bar, jnp.zeros_like(X1), jnp.zeros_like(X2))
+    carry = jax.tree.map(jnp.zeros_like, (kernel, F1, F2))
     carry, _ = lax.scan(off_diagonal, carry, (I, J))
-    return lax.scan(diagonal, carry, D)[0]
+    return lax.scan(diagonal, carry, D)[0] if symmetric else carry
+
+
+@jax.jit
+def _trace_of_square_lane(
+    kernel: Kernel,
+    noise: Array,
+    F: Any,
+    At: Array,
+    Ht: Array,
+    real: Array,
+    I: Array,
+    J: Array,
+    D: Array,
+) -> Array:
+    def products(i: Array, j: Array) -> Array:
+        """TᵢⱼTⱼᵢ on a pair of blocks."""
+        K = kernel.between(_block(F, i), _block(F, j)) / noise
+        pairs = real[i][:, None] * real[j][None, :]
+        return pairs * (K - At[i] @ Ht[j].T) * (K - Ht[i] @ At[j].T)
+
+    def off_diagonal(total: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + 2.0 * jnp.sum(products(*pair)), None
+
+    def diagonal(total: Array, i: Array) -> tuple[Array, None]:
+        return total + jnp.sum(_off_diagonal(products(i, i))), None
+
+    total, _ = lax.scan(off_diagonal, jnp.zeros((), dtype=At.dtype), (I, J))
+    return lax.scan(diagonal, total, D)[0]
+
+
+def _block(features: Any, i: Array) -> Any:
+    return jax.tree.map(lambda leaf: leaf[i], features)
+
+
+def _off_diagonal(K: Array) -> Array:
+    return jnp.where(jnp.eye(K.shape[0], dtype=bool), 0.0, K)

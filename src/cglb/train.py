@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cglb import inducing
+from cglb.auto import Auto
 from cglb.bounds import UPPER
 from cglb.chain import Chain
 from cglb.checkpoint import Checkpoint
@@ -134,8 +135,8 @@ def train(
 
 
 def default_schedule(objective: Objective) -> Schedule:
-    """One stage; for the chain three, so that it starts from the paper's solution."""
-    if objective.sparse and isinstance(find(objective.logdet, UPPER), Chain):
+    """One stage; for the chain (and "auto") three, so that it starts from the paper's solution."""
+    if objective.sparse and isinstance(find(objective.logdet, UPPER), Chain | Auto):
         return (("amgm", 0.4), ("hadamard", 0.1), (objective.logdet, 0.5))
     return ((objective.logdet, 1.0),)
 
@@ -195,10 +196,10 @@ class Problem:
         m = min(self.num_inducing, self.X.shape[0])
         return jnp.asarray(inducing.greedy(gp.kernel, self.X, m, seed=self.seed + round_number))
 
-    def prepare(self, free: Array, stage: int) -> Prepared:
+    def prepare(self, free: Array, Z: Array | None, stage: int) -> Prepared:
         """The objective of a stage, its blocks and neighbours for these hyperparameters."""
         objective = replace(self.objective, logdet=self.schedule[stage][0])
-        return objective.prepare(self.parameters.unflatten(free), self.X)
+        return objective.prepare(self.parameters.unflatten(free), self.X, Z)
 
     def evaluate(
         self, prepared: Prepared, free: Array, Z: Array | None, v: Array | None
@@ -219,6 +220,7 @@ class _State:
     bound: float = field(init=False, default=-np.inf)
     number: int = 0
     stage: int = 0
+    logdet_name: str = ""
     current: Round | None = None
     resumed: tuple[dict[str, Any], dict[str, np.ndarray]] | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -287,7 +289,8 @@ class _State:
         if replay:
             limit = max(limit, int(replay["log_steps"]))
         with self.clock.running():
-            prepared = problem.prepare(self.free, self.stage)
+            prepared = problem.prepare(self.free, self.Z, self.stage)
+        self.logdet_name = prepared.logdet.name
         self.current = Round(
             evaluate=partial(problem.evaluate, prepared),
             unflatten=problem.parameters.unflatten,
@@ -359,7 +362,7 @@ class _State:
         gp = problem.parameters.unflatten(self.free)
         with self.clock.running():
             Z = problem.select(gp, self.number)
-            prepared = problem.prepare(self.free, self.stage)
+            prepared = problem.prepare(self.free, Z, self.stage)
             found = problem.evaluate(prepared, self.free, Z, self.v)
         self.evaluations += 1
         if found is not None:
@@ -380,7 +383,7 @@ class _State:
             "constant": float(terms.constant),
             "quadratic": float(terms.quadratic),
             "logdet": float(terms.logdet),
-            "logdet_bound": getattr(self._logdet, "name", self._logdet),
+            "logdet_bound": self.logdet_name,
             "cg_steps": evaluation.cg_steps if iterative else None,
             "cg_stop": evaluation.cg_stop.value if evaluation.cg_stop else None,
             "slack": evaluation.slack if iterative else None,
@@ -390,10 +393,6 @@ class _State:
             "seconds": self.clock.seconds,
             "parameters": dict(zip(names, natural.tolist(), strict=True)),
         }
-
-    @property
-    def _logdet(self) -> Any:
-        return self.problem.schedule[self.stage][0]
 
     def fit(self) -> Fit:
         """The model as it stands."""

@@ -1,9 +1,9 @@
 """Predictive variances with a guarantee. SGPR's variance may err on either side; these do not.
 
-`local` conditions on the rows nearest to each test point: conditioning on a subset of the data can only
-leave more variance, so it is never below the exact one. `bracket` encloses the exact variance: Lemma 3
-with k(X, x) in the place of the targets bounds kᵀK̂⁻¹k from both sides, and CG closes the bracket.
-All are for the latent f; add the noise for an observation.
+`local` conditions on the rows nearest to each test point and on those that are inducing points:
+conditioning on a subset of the data can only leave more variance, so it is never below the exact one.
+`bracket` encloses the exact variance: Lemma 3 with k(X, x) in the place of the targets bounds kᵀK̂⁻¹k
+from both sides, and CG closes the bracket. All are for the latent f; add the noise for an observation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from cglb import nystrom, tiles
+from cglb import nystrom, tiles, triangular
 from cglb.cg import Stop, conjugate_gradients
 from cglb.chain import Chain
 from cglb.checks import boundary
@@ -74,8 +74,7 @@ def bracket(
     assert isinstance(operator, KernelOperator)
     stored = StoredOnUse(operator)
     factors = nystrom.factor(gp, X, Z, jitter)
-    blocks = Chain().prepare(gp.kernel, X).blocks
-    precondition = choose("auto", gp, X, factors, blocks)
+    precondition = choose("auto", gp, X, factors, lambda: Chain().prepare(gp.kernel, X).blocks)
     s = X_star.shape[0]
     parts, products = [], 0
     for start in range(0, s, BATCH):
@@ -116,29 +115,61 @@ def bracket(
 
 @boundary
 def local(
-    gp: GP, X: Float[Array, "n d"], X_star: Float[Array, "s d"], neighbours: int = 128
+    gp: GP,
+    X: Float[Array, "n d"],
+    X_star: Float[Array, "s d"],
+    Z: Float[Array, "m d"] | None = None,
+    neighbours: int = 128,
 ) -> Float[Array, " s"]:
-    """Var(f(x) | the `neighbours` rows of X nearest to x) ≥ Var(f(x) | all rows).
+    """Var(f(x) | y at x's nearest rows and at the inducing points) ≥ Var(f(x) | all of y).
 
-    Nearest in lengthscale-scaled inputs. O(n·d + k³) a test row, O(n) memory.
+    Z: inducing points. Those that are rows of X (as greedy ones are) are conditioned on at every x, and
+       the neighbours are taken from the other rows, so that no observation counts twice; inducing
+       points that are no rows of X are not observations, and are left out.
+    Nearest in lengthscale-scaled inputs. O(nm²) once, O(n·d + mk² + k³) a test row, O(nm) memory.
     """
     if neighbours < 1:
         raise ValueError(f"neighbours must be at least 1, found {neighbours}.")
     scale = jnp.asarray(raw_relevance(gp.kernel, X.shape[1]))[None, :]
-    return _local(min(neighbours, X.shape[0]), gp.kernel, jnp.asarray(gp.noise), X, X_star, scale)
+    shared = _rows_of(X, Z)
+    others = np.setdiff1d(np.arange(X.shape[0]), shared)
+    k = min(neighbours, len(others))
+    return _local(k, gp.kernel, jnp.asarray(gp.noise), X[shared], X[others], X_star, scale)
+
+
+def _rows_of(X: Array, Z: Array | None) -> np.ndarray:
+    """The row numbers of X that are inducing points, each once."""
+    if Z is None:
+        return np.zeros(0, dtype=int)
+    number = {row.tobytes(): i for i, row in enumerate(np.asarray(X))}
+    found = (number.get(row.tobytes()) for row in np.asarray(Z))
+    return np.unique([i for i in found if i is not None]).astype(int)
 
 
 @partial(jax.jit, static_argnums=0)
-def _local(k: int, kernel: Kernel, noise: Array, X: Array, X_star: Array, scale: Array) -> Array:
+def _local(
+    k: int, kernel: Kernel, noise: Array, shared: Array, X: Array, X_star: Array, scale: Array
+) -> Array:
+    """shared: the rows that all condition on; X: those among which neighbours are sought."""
     scaled = X * scale
+    if shared.shape[0]:
+        L = jnp.linalg.cholesky(tiles.dense(kernel, noise, shared))
+        explained = triangular.solve_right(L, kernel(X, shared))
 
     def one(x: Array) -> Array:
         row = x[None, :]
-        r2 = squared_distance(row * scale, scaled)[0]
-        _, index = lax.top_k(-r2, k)
-        near = X[index]
-        L = jnp.linalg.cholesky(tiles.dense(kernel, noise, near))
-        b = solve_triangular(L, kernel(near, row)[:, 0], lower=True)
-        return jnp.maximum(kernel.diag(row)[0] - b @ b, 0.0)
+        variance = kernel.diag(row)[0]
+        if shared.shape[0]:
+            b = triangular.solve_right(L, kernel(row, shared))[0]
+            variance = variance - b @ b
+        if k:
+            _, index = lax.top_k(-squared_distance(row * scale, scaled)[0], k)
+            K, cross = tiles.dense(kernel, noise, X[index]), kernel(X[index], row)[:, 0]
+            if shared.shape[0]:  # what is left of the covariances given the shared rows
+                B = explained[index]
+                K, cross = K - B @ B.T, cross - B @ b
+            c = solve_triangular(jnp.linalg.cholesky(K), cross, lower=True)
+            variance = variance - c @ c
+        return jnp.maximum(variance, 0.0)
 
     return lax.map(one, X_star)

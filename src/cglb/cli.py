@@ -77,7 +77,7 @@ def paper_run(
     exact_every: Annotated[
         int,
         typer.Option(help="Steps between exact values by Cholesky; 0 for only at the end. O(n³) each."),
-    ] = 50,
+    ] = 25,
     cholesky: Annotated[
         bool, typer.Option(help="Exact figures by Cholesky at the learned hyperparameters: 8n² bytes.")
     ] = True,

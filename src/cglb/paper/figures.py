@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from cglb.paper.runs import Run
 from cglb.paper.table import row_key
@@ -77,7 +77,7 @@ def draw(runs: Iterable[Run], folder: Path) -> list[Path]:
             usual = [one for one in series if not one.label.startswith("iterative-")]
             for name, figure in (
                 ("rmse-nlpd", _over_time(data, usual)),
-                ("cg-steps", _cg_steps(data, series)),
+                ("cg-steps", _cg_steps(data, usual)),
                 ("bound", _bounds(data, usual)),
                 ("iterative-grid", _over_time(data, grid) if grid else None),
             ):
@@ -87,22 +87,22 @@ def draw(runs: Iterable[Run], folder: Path) -> list[Path]:
 
 
 def _series(runs: list[Run]) -> list[Series]:
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[tuple[str, str, str, int], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.spec.method.name, run.spec.variant), []).append(run)
-    keys = sorted(groups, key=lambda key: row_key(runs[0].spec.data, *key))
-    variants = {method: [key[1] for key in keys if key[0] == method] for method, _ in keys}
+        groups.setdefault(run.spec.group, []).append(run)
+    keys = sorted(groups, key=lambda key: row_key(*key))
     series = []
-    for number, (method, variant) in enumerate(keys):
+    for number, key in enumerate(keys):
+        _, method, variant, stage_steps = key
         style = {
             "color": COLOURS[number % len(COLOURS)],
             "linestyle": LINES[number % len(LINES)],
             "marker": MARKERS[number % len(MARKERS)],
         }
-        # the variant is told only where there is another one to confuse it with
-        label = method if len(variants[method]) == 1 else f"{method} ({variant or 'default'})"
-        members = groups[method, variant]
-        series.append(Series(label, members[0].spec.method.kind, members, style))
+        label = f"{method} ({variant})" if variant else method
+        if sum(other[1:3] == key[1:3] for other in keys) > 1:
+            label += f" in {stage_steps} steps"
+        series.append(Series(label, groups[key][0].spec.method.kind, groups[key], style))
     return series
 
 
@@ -117,47 +117,62 @@ def _title(data: str, series: list[Series]) -> str:
 def _over_time(data: str, series: list[Series]) -> Figure | None:
     """Median and quartiles of RMSE and NLPD over the splits, against seconds of training."""
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    figure.get_layout_engine().set(wspace=0.06)  # pyright: ignore
     axes = figure.subplots(1, 2)
-    drawn = False
     for axis, name, title in zip(axes, ("rmse", "nlpd"), ("test RMSE", "test NLPD"), strict=True):
+        bands = []
         for one in series:
             curves = [(seconds, values) for _, seconds, values in one.scores(name)]
-            drawn |= _median_and_quartiles(axis, curves, one)
-        _score_limits(axis)
-        _plain_log(axis)
+            if curves:
+                bands.append(_median_and_quartiles(axis, curves, one))
+        if not bands:
+            return None
+        _fit_axes(axis, bands)
         axis.set(xlabel="training time [s]", ylabel=title)
-    if not drawn:
-        return None
     _legend(figure, axes[0])
     figure.suptitle(f"{_title(data, series)}: median, quartiles shaded", fontsize=10)
     return figure
 
 
-def _median_and_quartiles(axis: Axes, curves: list[tuple[np.ndarray, np.ndarray]], one: Series) -> bool:
+@dataclass(frozen=True)
+class Band:
+    """Quartiles over the splits at some times."""
+
+    times: np.ndarray
+    low: np.ndarray
+    middle: np.ndarray
+    high: np.ndarray
+
+
+def _median_and_quartiles(axis: Axes, curves: list[tuple[np.ndarray, np.ndarray]], one: Series) -> Band:
     """Splits have their values at different times: each is read off at all of them, from the first
     time at which every split has one; a split that has ended keeps its last value."""
-    if not curves:
-        return False
     grid = np.unique(np.concatenate([times for times, _ in curves]))
     grid = grid[grid >= max(times[0] for times, _ in curves)]
     values = np.array([np.interp(grid, times, value) for times, value in curves])
-    low, middle, high = np.percentile(values, [25, 50, 75], axis=0)
-    axis.plot(grid, middle, label=one.label, markevery=_every(len(grid)), ms=4, lw=1.4, **one.style)
+    band = Band(grid, *np.percentile(values, [25, 50, 75], axis=0))
+    every = _every(len(grid))
+    axis.plot(grid, band.middle, label=one.label, markevery=every, ms=4, lw=1.4, **one.style)
     if len(curves) > 1:
-        axis.fill_between(grid, low, high, color=one.style["color"], alpha=0.15, lw=0)
-    return True
+        axis.fill_between(grid, band.low, band.high, color=one.style["color"], alpha=0.15, lw=0)
+    return band
 
 
-def _score_limits(axis: Axes) -> None:
+def _fit_axes(axis: Axes, bands: list[Band]) -> None:
     """The first steps are far off and would press everything else flat: the view is of where the
-    curves spend their later half."""
-    every = [np.asarray(line.get_ydata()) for line in axis.lines]
-    later = [values[len(values) // 2 :] for values in every]
-    if not every:
-        return
-    low, high = min(map(np.min, every)), max(map(np.max, later))
-    room = 0.35 * max(high - low, 1e-3)
-    axis.set_ylim(low - 0.3 * room, min(high + room, max(map(np.max, every)) + 0.3 * room))
+    curves spend their later half. Time is logarithmic if some methods take far longer than others."""
+    low = min(float(band.low.min()) for band in bands)
+    high = max(float(band.high[len(band.high) // 2 :].max()) for band in bands)
+    room = max(high - low, 1e-3)
+    top = max(float(band.high.max()) for band in bands)
+    axis.set_ylim(low - 0.08 * room, min(high + 0.4 * room, top + 0.08 * room))
+    ends = [float(band.times[-1]) for band in bands]
+    if max(ends) > 8.0 * min(ends):
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axis.set_xlim(left=0.0)
 
 
 # ---- CG steps ----
@@ -180,9 +195,7 @@ def _cg_steps(data: str, series: list[Series]) -> Figure | None:
         style = {**one.style, "marker": None}
         axis.plot(steps, mean, lw=0.7, alpha=0.35, color=one.style["color"])
         axis.plot(steps, _smooth(mean), lw=1.6, **style)
-        axis.plot(
-            [], [], label=one.label, lw=1.6, ms=4, **one.style
-        )  # the legend shows the box's marker as well
+        axis.plot([], [], label=one.label, lw=1.6, ms=4, **one.style)  # for the legend: line and marker
         axis.plot(
             steps, _smooth(mean), ls="", ms=4, marker=one.style["marker"], color=one.style["color"],
             markevery=_every(len(steps)),
@@ -202,7 +215,7 @@ def _cg_steps(data: str, series: list[Series]) -> Figure | None:
 
 
 def _box(axis: Axes, boxes: list[tuple[Series, np.ndarray]], most: float) -> None:
-    inset = axis.inset_axes((0.45, 0.6, 0.53, 0.37))
+    inset = axis.inset_axes((0.45, 0.57, 0.53, 0.36))
     drawn = inset.boxplot(
         [values for _, values in boxes],
         whis=WHISKERS,
@@ -216,6 +229,8 @@ def _box(axis: Axes, boxes: list[tuple[Series, np.ndarray]], most: float) -> Non
     _log1p(inset, most)
     inset.set_ylim(-0.05, 1.1 * max(most, 1.0))
     inset.tick_params(labelsize=7)
+    if len(boxes) > 4:
+        inset.tick_params(axis="x", labelrotation=20)
     inset.set_title("all evaluations: quartiles, whiskers at 5 and 95 %", fontsize=7)
 
 
@@ -241,13 +256,12 @@ def _bounds(data: str, series: list[Series]) -> Figure | None:
     axis = figure.subplots()
     last = []
     for one in series:
-        for number, (steps, bound) in enumerate(one.history("bound")):
-            style = {**one.style, "marker": None}
-            axis.plot(steps, bound, lw=1.4, label=one.label if number == 0 else None, **style)
+        for steps, bound in one.history("bound"):
+            axis.plot(steps, bound, lw=1.4, **{**one.style, "marker": None})
             last.append(bound)
+        axis.plot([], [], label=one.label, lw=1.4, ms=5, fillstyle="none", **one.style)
         for steps, _, exact in one.scores("exact_lml"):
-            style = {"marker": one.style["marker"], "color": one.style["color"]}
-            axis.plot(steps, exact, ls="", ms=6, fillstyle="none", mew=1.2, **style)
+            axis.plot(steps, exact, ms=6, fillstyle="none", mew=1.2, **{**one.style, "linestyle": ""})
             last.append(exact)
     if not last:
         return None
@@ -267,18 +281,11 @@ def _every(count: int, shown: int = 8) -> int:
     return max(1, count // shown)
 
 
-def _plain_log(axis: Axes) -> None:
-    """A logarithmic time axis with plain numbers."""
-    if not axis.lines:
-        return
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(ScalarFormatter())
-    axis.xaxis.set_minor_formatter(NullFormatter())
-
-
 def _legend(figure: Figure, axis: Axes) -> None:
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False)
+    # as many columns as fit on one line of text
+    columns = max(1, min(len(labels), int(11 * figure.get_figwidth()) // (max(map(len, labels)) + 8)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     for one in figure.axes:
         one.spines[["top", "right"]].set_visible(False)
         one.grid(alpha=0.25, lw=0.5)

@@ -138,7 +138,7 @@ class Spec:
 
     @property
     def variant(self) -> str:
-        """What differs from the default protocol, in words; runs of one variant belong in one row."""
+        """What differs from the default protocol, in words."""
         parts = []
         if not math.isclose(self.fraction, TWO_THIRDS):
             parts.append(f"{self.fraction:g} for training")
@@ -146,9 +146,12 @@ class Spec:
             parts.append("joint Z")
         if self.steps_per_round != STEPS_PER_ROUND:
             parts.append(f"rounds of {self.steps_per_round}")
-        if self.stage_steps is not None:
-            parts.append(f"stages over {self.stage_steps} steps")
         return ", ".join(parts)
+
+    @property
+    def group(self) -> tuple[str, str, str, int]:
+        """Runs that differ in their split alone have it in common: one row, one curve."""
+        return self.data, self.method.name, self.variant, self.stage_steps or 0
 
     @property
     def name(self) -> str:

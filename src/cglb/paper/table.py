@@ -94,27 +94,24 @@ def reference() -> dict[str, Any]:
 
 def make(runs: Iterable[Run]) -> Table:
     """Group finished runs by data set, method and variant; add the paper's rows for the same sets."""
-    groups: dict[tuple[str, str, str], list[tuple[Spec, dict[str, Any]]]] = {}
+    groups: dict[tuple[str, str, str, int], list[tuple[Spec, dict[str, Any]]]] = {}
     for run in runs:
         if (metrics := run.metrics()) is not None:
-            spec = run.spec
-            groups.setdefault((spec.data, spec.method.name, spec.variant), []).append((spec, metrics))
+            groups.setdefault(run.spec.group, []).append((run.spec, metrics))
     published = reference()["table"]["data"]
     rows = [
-        _row(*key, [metrics for _, metrics in group], published.get(key[0], {}).get("methods", {}))
+        _row(*key[:3], [metrics for _, metrics in group], published.get(key[0], {}).get("methods", {}))
         for key, group in groups.items()
     ]
-    here = {(data, method) for data, method, _ in groups}
-    for data in {data for data, _, _ in groups} & set(published):
+    here = {(data, method) for data, method, *_ in groups}
+    for data in {data for data, *_ in groups} & set(published):
         for method, values in published[data]["methods"].items():
             if (data, method) not in here:
                 rows.append(TableRow(data, method, paper=values))
     found = [item for group in groups.values() for item in group]
-    found.sort(
-        key=lambda item: (*row_key(item[0].data, item[0].method.name, item[0].variant), item[0].split)
-    )
+    found.sort(key=lambda item: (row_key(*item[0].group), item[0].split))
     order = [_order(spec, metrics) for spec, metrics in found if metrics.get("order")]
-    rows.sort(key=lambda row: row_key(row.data, row.method, row.variant))
+    rows.sort(key=lambda row: (row_key(row.data, row.method, row.variant), row.steps or (0, 0)))
     return Table(rows, order, _notes(found))
 
 
@@ -156,8 +153,11 @@ def _notes(found: list[tuple[Spec, dict[str, Any]]]) -> list[str]:
     notes = []
     for spec, metrics in found:
         name = f"{spec.data}, split {spec.split}, {spec.method.name}"
-        if spec.method.kind == "chain" and not str(metrics["logdet_bound"]).startswith("chain"):
-            notes.append(f"{name}: ended in the stage {metrics['logdet_bound']}, before the chain's.")
+        if spec.stage_steps is not None and metrics["steps"] < spec.stage_steps:
+            notes.append(
+                f"{name}: stages laid out for {spec.stage_steps} steps; ended ({metrics['stop']}) after "
+                f"{metrics['steps']} in the stage {metrics['logdet_bound']}."
+            )
         if "error" in (metrics["cholesky"] or {}):
             notes.append(f"{name}: no Cholesky figures. {metrics['cholesky']['error']}")
     made = {_maker(metrics) for _, metrics in found}
@@ -172,11 +172,12 @@ def _maker(metrics: dict[str, Any]) -> str:
     )
 
 
-def row_key(data: str, method: str, variant: str = "") -> tuple[Any, ...]:
-    """Sorts rows: the paper's sets first and in its order, then its methods, the largest M on top."""
+def row_key(data: str, method: str, variant: str = "", stage_steps: int = 0) -> tuple[Any, ...]:
+    """Sorts groups: the paper's sets first and in its order, then its methods, the largest M on top."""
     place = PAPER_DATA.index(data) if data in PAPER_DATA else len(PAPER_DATA)
     parsed = Method.parse(method)
-    return place, data, KINDS.index(parsed.kind), -(parsed.num_inducing or 0), method, variant
+    kind = KINDS.index(parsed.kind)
+    return place, data, kind, -(parsed.num_inducing or 0), method, variant, stage_steps
 
 
 # ---- formats ----

@@ -212,6 +212,12 @@ def test_nothing_in_the_results_names_a_place(store):
         assert str(Path.home()) not in text
 
 
+def test_cg_steps_are_those_of_every_evaluation_that_a_row_tells_of():
+    assert runs.cg_steps({"cg_steps": 3, "cg_steps_by_evaluation": [5, 0, 3]}) == [5, 0, 3]
+    assert runs.cg_steps({"cg_steps": 3}) == [3]
+    assert runs.cg_steps({"cg_steps": None, "cg_steps_by_evaluation": None}) == []
+
+
 def test_scores_are_made_at_intervals(store):
     run = Run(store, SGPR)
     assert [row["step"] for row in run.history()] == list(range(1, STEPS + 1))

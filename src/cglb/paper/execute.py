@@ -19,7 +19,7 @@ from cglb.model import GP
 from cglb.objective import Objective
 from cglb.paper import machine, score
 from cglb.paper.iterative import iterative_gp
-from cglb.paper.runs import Run, is_complete
+from cglb.paper.runs import Run, cg_steps, is_complete
 from cglb.paper.spec import Budget, Method, Spec
 from cglb.train import Fit, train
 
@@ -122,7 +122,7 @@ def _learn_and_score_on(run: Run, split: Split, options: Options) -> dict[str, A
         "scoring_seconds": time.perf_counter() - started,
         "evaluations": fit.evaluations,
         "products": fit.products,
-        "cg_steps": sum(row["cg_steps"] or 0 for row in fit.history),
+        "cg_steps": sum(sum(cg_steps(row)) for row in fit.history),
         "peak_memory_gb": round(machine.peak_memory_gb(), 3),
         "parameters": last["parameters"],
         "seed": spec.split,

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, StrMethodFormatter
 
-from cglb.paper.runs import Run
+from cglb.paper.runs import Run, cg_steps
 from cglb.paper.table import row_key
 
 __all__ = ["draw"]
@@ -62,6 +62,11 @@ class Series:
                 steps, values = ([row[key] for row in rows] for key in ("step", name))
                 found.append((np.array(steps, dtype=float), np.array(values, dtype=float)))
         return found
+
+    def cg_steps(self) -> list[list[list[int]]]:
+        """For each split that ran CG, for each of its steps, the CG steps of its evaluations."""
+        splits = ([cg_steps(row) for row in run.history()] for run in self.runs)
+        return [found for found in splits if found and all(found)]
 
 
 def draw(runs: Iterable[Run], folder: Path) -> list[Path]:
@@ -179,19 +184,19 @@ def _fit_axes(axis: Axes, bands: list[Band]) -> None:
 
 
 def _cg_steps(data: str, series: list[Series]) -> Figure | None:
-    """CG steps of each accepted evaluation: mean over the splits, faint, and smoothed; all in a box."""
+    """CG steps per evaluation at each step: mean over the splits, faint, and smoothed; all in a box."""
     figure = Figure(figsize=(7.0, 4.0), layout="constrained")
     axis = figure.subplots()
     boxes = []
     for one in series:
-        found = one.history("cg_steps")
+        found = one.cg_steps()
         if not found:
             continue
-        steps = max((steps for steps, _ in found), key=len)
-        padded = np.full((len(found), len(steps)), np.nan)
-        for row, (_, values) in zip(padded, found, strict=True):
-            row[: len(values)] = values
-        mean = np.nanmean(padded, axis=0)
+        count = max(map(len, found))
+        padded = np.full((len(found), count), np.nan)
+        for row, values in zip(padded, found, strict=True):
+            row[: len(values)] = [np.mean(of_step) for of_step in values]
+        steps, mean = np.arange(1, count + 1), np.nanmean(padded, axis=0)
         style = {**one.style, "marker": None}
         axis.plot(steps, mean, lw=0.7, alpha=0.35, color=one.style["color"])
         axis.plot(steps, _smooth(mean), lw=1.6, **style)
@@ -200,7 +205,7 @@ def _cg_steps(data: str, series: list[Series]) -> Figure | None:
             steps, _smooth(mean), ls="", ms=4, marker=one.style["marker"], color=one.style["color"],
             markevery=_every(len(steps)),
         )  # fmt: skip
-        boxes.append((one, np.concatenate([values for _, values in found])))
+        boxes.append((one, np.concatenate([of_step for values in found for of_step in values])))
     if not boxes:
         return None
     most = max(float(values.max()) for _, values in boxes)

@@ -22,7 +22,8 @@ class IterativeGP:
     learn:     called like `cglb.train` with gp, X, y and the keywords max_steps, floor, learning_rate,
                seed, callback, checkpoint, checkpoint_seconds and max_seconds; its history rows hold at
                least step, bound (the estimate), cg_steps, evaluations, products, seconds and parameters.
-    posterior: (gp, X, y) to an object with `mean(X_star)` and `variance(X_star)` of the latent f.
+    posterior: (gp, X, y, Z) to an object with `mean(X_star)` and `variance(X_star)` of the latent f; Z
+               is that of the `Fit`.
     """
 
     learn: Callable[..., Fit]

@@ -31,10 +31,11 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
-__all__ = ["Run", "State", "find", "is_complete", "look", "write_json"]
+__all__ = ["Run", "State", "cg_steps", "find", "is_complete", "look", "write_json"]
 
 RECENT_BYTES = 1 << 16
 LOCK_SECONDS = 0.5
+LIMITS = ("step limit", "time limit")  # a training that stopped otherwise has nothing left to do
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,16 @@ def is_complete(metrics: dict[str, Any] | None, budget: Budget, cholesky: bool) 
         return False
     limit = budget.max_seconds
     return (
-        metrics["stop"] == "converged"
+        metrics["stop"] not in LIMITS
         or metrics["steps"] >= budget.max_steps
         or (limit is not None and metrics["seconds"] >= limit)
     )
+
+
+def cg_steps(row: dict[str, Any]) -> list[int]:
+    """Of each evaluation since the row before; of the accepted one alone if a row has no more."""
+    found = row.get("cg_steps_by_evaluation") or [row.get("cg_steps")]
+    return [steps for steps in found if steps is not None]
 
 
 @dataclass(frozen=True)

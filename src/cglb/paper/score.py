@@ -72,13 +72,13 @@ def _scores(method: Method, fit: Fit, v: Any, split: Split, conditioned: DenseGP
         if not isinstance(conditioned, DenseGP):
             raise np.linalg.LinAlgError(conditioned)
         return _target_scores(fit.gp, split, *conditioned.predict(split.X_test))
-    data = (fit.gp, split.X_train, split.y_train)
+    data = (fit.gp, split.X_train, split.y_train, fit.Z)
     if method.kind == "iterative":
         found = iterative_gp().posterior(*data)
     elif method.kind == "sgpr":
-        found = posterior.sgpr(*data, fit.Z)
+        found = posterior.sgpr(*data)
     else:
-        found = posterior.cglb(*data, fit.Z, v)
+        found = posterior.cglb(*data, v)
     return _target_scores(fit.gp, split, found.mean(split.X_test), found.variance(split.X_test))
 
 

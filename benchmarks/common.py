@@ -1,4 +1,4 @@
-"""What the benchmarks share: data, clocks, peak memory, results as JSON."""
+"""What the benchmarks share: data, clocks, results as JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ import numpy as np
 
 import cglb
 from cglb import datasets
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def standardised(name: str, rows: int | None = None, seed: int = 0):
@@ -39,14 +37,6 @@ def timed(function: Callable[[], Any], repeats: int = 5) -> dict[str, Any]:
         jax.block_until_ready(function())
         times.append(time.perf_counter() - started)
     return {"first": first, "times": times, "median": statistics.median(times), "best": min(times)}
-
-
-def memory(key: str = "VmHWM") -> float:
-    """Peak (VmHWM) or current (VmRSS) resident memory in GB; `ru_maxrss` would count the parent's."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key):
-            return int(line.split()[1]) / 2**20
-    return float("nan")
 
 
 def gemm_rate(n: int = 2000) -> float:

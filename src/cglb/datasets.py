@@ -194,15 +194,19 @@ def names() -> list[str]:
     return [*_FILE_SHA256, *_BUNDLED]
 
 
+def cache_folder() -> Path:
+    """Where downloads are kept: ``$CGLB_CACHE``, else ``cglb`` in the user's own cache folder."""
+    env = os.environ.get
+    return Path(env("CGLB_CACHE") or Path(env("XDG_CACHE_HOME") or "~/.cache", "cglb")).expanduser()
+
+
 def places(name: str, folder: Folder = None) -> list[Path]:
     """The files that :func:`load` looks for before it downloads; none for a bundled set."""
     if name not in names():
         raise ValueError(f"No data set is called {name!r}. Choose from: {', '.join(names())}.")
     if name in _BUNDLED:
         return []
-    env = os.environ.get
-    cache = env("CGLB_CACHE") or Path(env("XDG_CACHE_HOME") or "~/.cache", "cglb")
-    folders = filter(None, (folder or env("CGLB_DATA"), cache))
+    folders = filter(None, (folder or os.environ.get("CGLB_DATA"), cache_folder()))
     return [Path(place).expanduser() / f"{name}.csv.gz" for place in folders]
 
 

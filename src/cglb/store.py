@@ -21,7 +21,7 @@ from safetensors.numpy import save as to_bytes
 from cglb import kernels
 from cglb.kernels import Kernel
 
-__all__ = ["StoreError", "kernel_from_json", "kernel_to_json", "read", "write"]
+__all__ = ["StoreError", "kernel_from_json", "kernel_to_json", "read", "replace_file", "write"]
 
 FORMAT = "cglb"
 
@@ -48,7 +48,11 @@ def write(
         "document": text,
         "sha256": _checksum(text, arrays),
     }
-    content = to_bytes(arrays, header)
+    replace_file(path, to_bytes(arrays, header))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put `content` in the place of a file in one move, safe on the disk before it is seen."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

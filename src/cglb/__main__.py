@@ -1,0 +1,5 @@
+"""`python -m cglb`."""
+
+from cglb.cli import main
+
+main()

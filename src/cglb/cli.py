@@ -1,0 +1,187 @@
+"""The command line: parse, call, print. What it does is done elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cglb import datasets
+from cglb.compiled import use_compilation_cache
+from cglb.datasets import DatasetError
+from cglb.paper import figures, runs, spec, table
+from cglb.paper.execute import Options, work
+from cglb.paper.watch import status_table, summary_line, watching
+from cglb.paper.workers import run_workers
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Gaussian process regression with bounds you can trust.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+paper = typer.Typer(
+    help="The paper's experiments: make runs, look at them, turn them into a table and figures.",
+    no_args_is_help=True,
+)
+app.add_typer(paper, name="paper")
+
+Store = Annotated[
+    Path,
+    typer.Option(
+        help="Folder of the runs, in the current directory unless you say otherwise.",
+        envvar="CGLB_PAPER_STORE",
+    ),
+]
+HERE = Path("paper-runs")
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `paper` a group of its own beside the commands to come."""
+
+
+@paper.command("run")
+def paper_run(
+    data: Annotated[str, typer.Option(help="Data sets, with commas.")] = ",".join(spec.PAPER_DATA),
+    methods: Annotated[str, typer.Option(help=f"With commas: {spec.POSSIBLE}.")] = ",".join(
+        spec.PAPER_METHODS
+    ),
+    splits: Annotated[int, typer.Option(help="Number of splits, from split 0 on.")] = spec.PAPER_SPLITS,
+    split: Annotated[int | None, typer.Option(help="Only this split.")] = None,
+    max_steps: Annotated[int, typer.Option(help="Optimiser steps of a run.")] = spec.PAPER_STEPS,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Minutes of training of a run; metrics do not count.")
+    ] = None,
+    fraction: Annotated[
+        float, typer.Option(help="Share of the rows for training (the paper's protein has 0.64).")
+    ] = spec.TWO_THIRDS,
+    steps_per_round: Annotated[
+        int, typer.Option(help="Steps between two selections of the inducing points.")
+    ] = spec.STEPS_PER_ROUND,
+    optimize_inducing: Annotated[
+        bool,
+        typer.Option(
+            "--optimize-inducing",
+            help="Optimise the inducing points by gradient, the paper's way, instead of in rounds.",
+        ),
+    ] = False,
+    evaluate_every: Annotated[
+        int, typer.Option(help="Steps between scores on the test part; 0 for only at the end.")
+    ] = 10,
+    exact_every: Annotated[
+        int,
+        typer.Option(help="Steps between exact values by Cholesky; 0 for only at the end. O(n³) each."),
+    ] = 25,
+    cholesky: Annotated[
+        bool, typer.Option(help="Exact figures by Cholesky at the learned hyperparameters: 8n² bytes.")
+    ] = True,
+    workers: Annotated[int, typer.Option(help="Processes; each gets its share of the cores.")] = 1,
+    store: Store = HERE,
+) -> None:
+    """Make runs, or what is left of them. Finished ones are read from the store, others go on where they
+    were. Ctrl-C is safe: the same command goes on."""
+    if workers < 1 or splits < 1:
+        raise ValueError(f"--workers and --splits must be at least 1, found {workers} and {splits}.")
+    options = Options(spec.Budget(max_steps, max_minutes), evaluate_every, exact_every, cholesky)
+    specs = spec.plan(
+        spec.parse_data(data),
+        spec.parse_methods(methods),
+        range(splits) if split is None else [split],
+        options.budget,
+        fraction=fraction,
+        steps_per_round=steps_per_round,
+        optimize_inducing=optimize_inducing,
+    )
+    wanted = [runs.Run(store, one) for one in specs]
+    left = [run for run in wanted if not runs.is_complete(run.metrics(), options.budget, cholesky)]
+    console = Console(stderr=True)
+    for name in dict.fromkeys(run.spec.data for run in left):
+        if not datasets.available(name):
+            datasets.load(name)  # before the work begins: it may need the network
+    for run in left:
+        run.register(options.budget)
+    trouble = []
+    with watching(wanted, console):
+        if workers == 1 and left:
+            use_compilation_cache()
+            work(left, options)
+        elif left:
+            trouble = run_workers(left, options, workers, store)
+    _report(wanted, trouble, console)
+
+
+def _report(wanted: list[runs.Run], trouble: list[str], console: Console) -> None:
+    """What did not end well; exit code 1 if anything did not."""
+    states = [runs.look(run) for run in wanted]
+    for line in trouble:
+        console.print(line, style="red", highlight=False)
+    for state in states:
+        if state.active:
+            console.print(f"In the hands of another process: {summary_line(state)}", highlight=False)
+    unfinished = [state for state in states if state.phase in ("failed", "stopped", "waiting")]
+    if unfinished:
+        console.print(
+            f"{len(unfinished)} of {len(wanted)} runs are not finished. The same command goes on."
+        )
+        raise typer.Exit(1)
+
+
+@paper.command("status")
+def paper_status(store: Store = HERE) -> None:
+    """All runs of a store with progress, bound, time used and time left; also those that other
+    processes are making now."""
+    found = _runs(store)
+    Console().print(status_table(map(runs.look, found)))
+
+
+@paper.command("table")
+def paper_table(
+    format: Annotated[str, typer.Option(help=f"One of {', '.join(table.FORMATS)}.")] = "markdown",
+    output: Annotated[Path | None, typer.Option(help="A file instead of standard output.")] = None,
+    store: Store = HERE,
+) -> None:
+    """Table 1 beside the paper's figures: medians over the splits there are."""
+    if format not in table.FORMATS:
+        raise ValueError(f"--format must be one of {', '.join(table.FORMATS)}, found {format!r}.")
+    text = table.FORMATS[format](table.make(_runs(store)))
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)
+
+
+@paper.command("figures")
+def paper_figures(
+    output: Annotated[
+        Path | None, typer.Option(help='A folder; by default "figures" in the store.')
+    ] = None,
+    store: Store = HERE,
+) -> None:
+    """Every figure of the paper that the runs have data for, as SVG and PNG."""
+    for path in figures.draw(_runs(store), output or store / "figures"):
+        print(path)
+
+
+def _runs(store: Path) -> list[runs.Run]:
+    found = runs.find(store)
+    if not found:
+        raise ValueError(
+            f"There are no runs in {store}. Make some with `cglb paper run`, or give --store."
+        )
+    return found
+
+
+def main() -> None:
+    """The program: mistakes of use are one line on standard error and exit code 2."""
+    try:
+        app()
+    except (ValueError, DatasetError) as error:
+        Console(stderr=True).print(f"Error: {error}", style="red", highlight=False, markup=False)
+        raise SystemExit(2) from None

@@ -1,0 +1,72 @@
+"""What results were made on and with, in words that name no place and no person."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from pathlib import Path
+
+import jax
+import numpy as np
+import scipy
+
+__all__ = ["cores", "peak_memory_gb", "reset_peak_memory", "summary", "versions"]
+
+
+def summary() -> dict[str, str | int | float]:
+    """Kind of machine, processor, cores this process may use, memory."""
+    return {
+        "system": platform.system(),
+        "processor": _field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+        "cores": len(cores()),
+        "memory_gb": round(_kilobytes(Path("/proc/meminfo"), "MemTotal") / 2**20, 1),
+        "backend": jax.default_backend(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    from cglb import __version__  # here, because the package is still being imported at the top
+
+    return {
+        "cglb": __version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def cores() -> list[int]:
+    """The cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def peak_memory_gb() -> float:
+    """The most resident memory since the start or `reset_peak_memory`; 0 where the system does not say.
+
+    Not `ru_maxrss`, which a process inherits from the one that started it.
+    """
+    return _kilobytes(Path("/proc/self/status"), "VmHWM") / 2**20
+
+
+def reset_peak_memory() -> None:
+    """Count from here, as far as the system lets us: one process makes several runs."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _field(path: Path, name: str) -> str:
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    return ""
+
+
+def _kilobytes(path: Path, name: str) -> int:
+    found = _field(path, name).split()
+    return int(found[0]) if found else 0

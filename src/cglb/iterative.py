@@ -56,7 +56,6 @@ class Iterative:
     probes:        random vectors for the log-determinant; at least 2, as their spread is reported.
     distribution:  "gaussian" (on a sphere: direction is all that the trace needs, so the length is not
                    left to chance) or "rademacher" (random signs through the preconditioner's root).
-    control:       subtract the preconditioner's own trace, which is known, from the gradient's noise.
     """
 
     cg_tolerance: float = 1.0
@@ -65,7 +64,6 @@ class Iterative:
     rank: int = 100
     probes: int = 10
     distribution: str = "gaussian"
-    control: bool = True
     jitter: float = DEFAULT_JITTER
 
     def __post_init__(self) -> None:
@@ -84,12 +82,12 @@ class Iterative:
 class Draw(eqx.Module):
     """What CG found for one draw of probes, a column a probe."""
 
-    factors: Nystrom
-    Z: Float[Array, "m d"]  # the pivots
     v: Float[Array, " n"]  # ≈ K̂⁻¹e
     U: Float[Array, "n t"]  # ≈ K̂⁻¹z
     W: Float[Array, "n t"]  # P⁻¹z
     logdets: Float[np.ndarray, " t"]  # an estimate of log|K̂| from every probe
+    residual: Float[np.ndarray, " t+1"]  # ‖r‖/‖b‖ of e and of the probes
+    jitter: float = eqx.field(static=True)  # that the preconditioner needed
     steps: int = eqx.field(static=True)
     stop: Stop = eqx.field(static=True)
 
@@ -118,6 +116,8 @@ def estimate(
         found = draw(settings, gp, X, y, seed)
     except NystromError:
         return None
+    if not np.isfinite(found.residual).all():  # overflow: CG never got off the ground
+        return None
     n, t = X.shape[0], settings.probes
     terms = BoundTerms(
         jnp.asarray(-0.5 * n * np.log(2.0 * np.pi)),
@@ -127,11 +127,11 @@ def estimate(
     return finite_or_none(
         Evaluation(
             terms,
-            gradient(gp, X, found, control=settings.control),
+            gradient(gp, X, found),
             None,
             None,
             slack=None,
-            jitter=float(found.factors.jitter),
+            jitter=found.jitter,
             cg_steps=found.steps,
             products=found.steps,
             cg_stop=found.stop,
@@ -148,8 +148,7 @@ def draw(
     seed: int | Sequence[int],
 ) -> Draw:
     """Draw the probes and solve for them and e in one block: n² kernel entries a CG step."""
-    Z = pivots(gp, X, settings.rank)
-    factors = nystrom.factor(gp, X, Z, settings.jitter)
+    factors = nystrom.factor(gp, X, pivots(gp, X, settings.rank), settings.jitter)
     operator = kernel_operator(gp, X)
     assert isinstance(operator, KernelOperator)
     probes, W, size = _probes(factors, settings, seed)
@@ -163,8 +162,16 @@ def draw(
     )
     per_unit = log_quadrature(solution.alpha[:, 1:], solution.rho[:, 1:])
     logdets = float(factors.logdet) + np.asarray(size) * per_unit
-    v, U = solution.V[:, 0], solution.V[:, 1:]
-    return Draw(factors, Z, v, U, W, logdets, steps=solution.steps, stop=solution.stop)
+    return Draw(
+        solution.V[:, 0],
+        solution.V[:, 1:],
+        W,
+        logdets,
+        solution.residual,
+        jitter=float(factors.jitter),
+        steps=solution.steps,
+        stop=solution.stop,
+    )
 
 
 def _probes(
@@ -191,35 +198,12 @@ def _root(factors: Nystrom, epsilon: Array) -> Array:
     return jnp.sqrt(factors.noise) * (factors.At @ epsilon[:m] + epsilon[m:])
 
 
-def gradient(gp: GP, X: Float[Array, "n d"], found: Draw, *, control: bool = True) -> GP:
-    """dL in all hyperparameters from one draw, as a GP of slopes.
-
-    control: add −½ d(log|P| − (1/t) Σ wᵀPw), with the pivots and w held fixed. Its mean is 0, and it
-    cancels the noise of the part of uᵀdK̂w that P already explains.
-    """
+def gradient(gp: GP, X: Float[Array, "n d"], found: Draw) -> GP:
+    """dL in all hyperparameters from one draw, as a GP of slopes; one pass over the tiles."""
     t = found.U.shape[1]
     a = jnp.concatenate([0.5 * found.v[:, None], found.U * (-0.5 / t)], axis=1)
     b = jnp.concatenate([found.v[:, None], found.W], axis=1)
     plan = tiles.plan_for(X, symmetric=True)
     kernel_bar, _, _ = tiles.bilinear(plan, gp.kernel, X, X, a, b, inputs=False)
-    gp_bar = eqx.tree_at(
-        lambda g: (g.kernel, g.noise, g.mean), gp, (kernel_bar, jnp.sum(a * b), jnp.sum(found.v))
-    )
-    if not control:
-        return gp_bar
-    slope = jax.grad(_preconditioner_noise)(gp, X, found.Z, found.W, found.factors)
-    return jax.tree.map(jnp.add, gp_bar, slope)
-
-
-@jax.jit
-def _preconditioner_noise(gp: GP, X: Array, Z: Array, W: Array, factors: Nystrom) -> Array:
-    """−½(log|P| − (1/t) Σ wᵀPw) as a function of gp."""
-    n, t = W.shape
-    G, _, At = nystrom.gram(gp, X, Z, jnp.zeros_like(W[:, 0]), factors, rows=True)
-    assert At is not None
-    noise = jnp.asarray(gp.noise)
-    LB = jnp.linalg.cholesky(G + jnp.eye(G.shape[0], dtype=G.dtype))
-    logdet = n * jnp.log(noise) + 2.0 * jnp.sum(jnp.log(jnp.diagonal(LB)))
-    AW = At.T @ W
-    trace = noise * (jnp.sum(W * W) + jnp.sum(AW * AW)) / t
-    return -0.5 * (logdet - trace)
+    slopes = (kernel_bar, jnp.sum(a * b), jnp.sum(found.v))
+    return eqx.tree_at(lambda g: (g.kernel, g.noise, g.mean), gp, slopes)

@@ -203,7 +203,7 @@ class _State:
             return on_step(self.history[-1])
 
         result = self.current.run(max(limit, done), accepted)
-        if result.stop == "not finite" and not self.history:
+        if self.current.accepted is None and not self.history:
             raise ValueError(START_NOT_FINITE)
         if result.stop == "step limit" and (steps is None or self._done - self.before < steps):
             return self._limit()  # the stage stays open, so that its checkpoint can go on

@@ -11,8 +11,8 @@ import problems
 import pytest
 
 import cglb
-from cglb import Stop, bounds, love, nystrom, posterior
-from cglb.iterative import Draw, Iterative, _root, draw, estimate, gradient, pivots
+from cglb import Stop, bounds, love, posterior
+from cglb.iterative import Draw, Iterative, _root, draw, estimate, gradient, pivots, preconditioner
 from cglb.lanczos import block_cg
 from cglb.operator import StoredOnUse
 from cglb.store import StoreError
@@ -184,10 +184,11 @@ def test_the_preconditioner_is_pivoted_cholesky_and_below_K():
     P = L @ L.T + 0.05 * np.eye(N)
     with cglb.float64():
         gp, rows, _ = arrays(MODEL)
-        factors = nystrom.factor(gp, rows, pivots(gp, rows, RANK))
+        precondition = preconditioner(gp, rows, pivots(gp, rows, RANK))
+        factors = precondition.factors
         root = np.asarray(_root(factors, jnp.eye(RANK + N)))
         np.testing.assert_allclose(factors.matmul(jnp.eye(N)), P, atol=1e-8)
-        np.testing.assert_allclose(factors.solve(jnp.asarray(P)), np.eye(N), atol=1e-6)
+        np.testing.assert_allclose(precondition(jnp.asarray(P)), np.eye(N), atol=1e-6)
         assert float(factors.logdet) == pytest.approx(np.linalg.slogdet(P)[1], abs=1e-8)
     np.testing.assert_allclose(root @ root.T, P, atol=1e-8)  # the covariance of the probes
     assert np.linalg.eigvalsh(K_hat - P).min() > -1e-9
@@ -198,9 +199,9 @@ def solved(**settings):
     B = rng.normal(size=(N, 4)) * np.array([1.0, 1e3, 1e-3, 0.0])
     with cglb.float64():
         gp, rows, _ = arrays(LOW_NOISE)
-        factors = nystrom.factor(gp, rows, pivots(gp, rows, RANK))
+        precondition = preconditioner(gp, rows, pivots(gp, rows, RANK))
         operator = StoredOnUse(cglb.kernel_operator(gp, rows))
-        return B, block_cg(operator, jnp.asarray(B), factors.solve, **settings)
+        return B, block_cg(operator, jnp.asarray(B), precondition, **settings)
 
 
 def test_columns_are_solved_together_to_the_mean_relative_residual():

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from cglb import inducing, nystrom, tiles
+from cglb import inducing, nystrom, tiles, triangular
 from cglb.bounds import BoundTerms
 from cglb.cg import Stop
 from cglb.checks import boundary
@@ -40,7 +40,16 @@ from cglb.nystrom import DEFAULT_JITTER, Nystrom, NystromError
 from cglb.objective import Evaluation, finite_or_none
 from cglb.operator import KernelOperator, StoredOnUse, kernel_operator
 
-__all__ = ["Draw", "Iterative", "draw", "estimate", "gradient", "pivots"]
+__all__ = [
+    "Draw",
+    "Iterative",
+    "Preconditioner",
+    "draw",
+    "estimate",
+    "gradient",
+    "pivots",
+    "preconditioner",
+]
 
 DISTRIBUTIONS = ("gaussian", "rademacher")
 
@@ -77,6 +86,33 @@ class Iterative:
             raise ValueError(
                 f"distribution must be one of {', '.join(DISTRIBUTIONS)}, found {self.distribution!r}."
             )
+
+
+class Preconditioner(eqx.Module):
+    """R to P⁻¹R by matrix products alone, O(nm) a column. CG takes it at every step, for a few columns:
+    a triangular solve of that size costs less to compute than LAPACK's threads cost to wake."""
+
+    factors: Nystrom
+    inverse: Float[Array, "m m"]  # of LB
+
+    def __call__(self, R: Float[Array, "n t"]) -> Float[Array, "n t"]:
+        """P⁻¹R = (R − Aᵀ(I + AAᵀ)⁻¹A R)/σ²."""
+        return _apply(self, R)
+
+
+@jax.jit
+def _apply(self: Preconditioner, R: Array) -> Array:
+    At = self.factors.At
+    inner = ((R.T @ At) @ self.inverse.T) @ self.inverse
+    return (R - At @ inner.T) / self.factors.noise
+
+
+def preconditioner(
+    gp: GP, X: Float[Array, "n d"], Z: Float[Array, "m d"], jitter: float = DEFAULT_JITTER
+) -> Preconditioner:
+    """P of the pivots Z; the factors have its log-determinant."""
+    factors = nystrom.factor(gp, X, Z, jitter)
+    return Preconditioner(factors, triangular.inverse(factors.LB))
 
 
 class Draw(eqx.Module):
@@ -148,14 +184,15 @@ def draw(
     seed: int | Sequence[int],
 ) -> Draw:
     """Draw the probes and solve for them and e in one block: n² kernel entries a CG step."""
-    factors = nystrom.factor(gp, X, pivots(gp, X, settings.rank), settings.jitter)
+    precondition = preconditioner(gp, X, pivots(gp, X, settings.rank), settings.jitter)
+    factors = precondition.factors
     operator = kernel_operator(gp, X)
     assert isinstance(operator, KernelOperator)
-    probes, W, size = _probes(factors, settings, seed)
+    probes, W, size = _probes(precondition, settings, seed)
     solution = block_cg(
         StoredOnUse(operator),
         jnp.concatenate([(y - gp.mean)[:, None], probes], axis=1),
-        factors.solve,
+        precondition,
         tolerance=settings.cg_tolerance,
         min_steps=settings.cg_min_steps,
         max_steps=settings.cg_max_steps,
@@ -175,15 +212,16 @@ def draw(
 
 
 def _probes(
-    factors: Nystrom, settings: Iterative, seed: int | Sequence[int]
+    precondition: Preconditioner, settings: Iterative, seed: int | Sequence[int]
 ) -> tuple[Array, Array, Array]:
     """z = σ(Aᵀε₁ + ε₂), so that E zzᵀ = σ²(AᵀA + I) = P; with P⁻¹z and zᵀP⁻¹z."""
+    factors = precondition.factors
     rng = np.random.default_rng(seed)
     shape = (factors.m + factors.n, settings.probes)
     signs = settings.distribution == "rademacher"
     epsilon = rng.choice([-1.0, 1.0], shape) if signs else rng.standard_normal(shape)
     z = _root(factors, jnp.asarray(epsilon))
-    w = factors.solve(z)
+    w = precondition(z)
     size = jnp.sum(z * w, axis=0)
     if signs:
         return z, w, size

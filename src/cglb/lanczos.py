@@ -143,8 +143,8 @@ def _extend(Q: Array, w: Array, spare: Array, j: Array) -> Array:
     """Q with w, made orthonormal to its columns, as column j; twice is enough in floating point."""
 
     def orthogonal(x: Array) -> Array:
-        x = x - Q @ (Q.T @ x)
-        return x - Q @ (Q.T @ x)
+        x = x - Q @ (x @ Q)
+        return x - Q @ (x @ Q)
 
     new = orthogonal(w)
     exhausted = jnp.linalg.norm(new) <= SOLVED * jnp.linalg.norm(w)

@@ -11,10 +11,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from cglb import nystrom
 from cglb.cg import Solution
 from cglb.checks import boundary
-from cglb.iterative import pivots
+from cglb.iterative import pivots, preconditioner
 from cglb.lanczos import block_cg, inverse_root
 from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER
@@ -59,12 +58,12 @@ def _solve(
     max_steps: int = 1000,
     jitter: float = DEFAULT_JITTER,
 ) -> Solution:
-    factors = nystrom.factor(gp, X, pivots(gp, X) if Z is None else Z, jitter)
+    precondition = preconditioner(gp, X, pivots(gp, X) if Z is None else Z, jitter)
     e = y - gp.mean
     found = block_cg(
         operator,
         e[:, None],
-        factors.solve,
+        precondition,
         V0=None if v0 is None else v0[:, None],
         tolerance=tolerance,
         min_steps=min_steps,
@@ -74,7 +73,7 @@ def _solve(
     K_hat_v = operator.tiled @ v
     r = e - K_hat_v
     products = found.steps + 1 + (v0 is not None)
-    slack = 0.5 * (r @ factors.solve(r))
+    slack = 0.5 * (r @ precondition(r[:, None])[:, 0])
     return Solution(v, K_hat_v, slack, steps=found.steps, products=products, stop=found.stop)
 
 
@@ -115,7 +114,7 @@ def variance_by_solves(
     Test rows go in batches of 64, a CG run a batch; the tolerance is on the mean of ‖r‖/‖k‖.
     """
     operator = StoredOnUse(_tiled(gp, X))
-    factors = nystrom.factor(gp, X, pivots(gp, X) if Z is None else Z, jitter)
+    precondition = preconditioner(gp, X, pivots(gp, X) if Z is None else Z, jitter)
     s = X_star.shape[0]
     parts = []
     for start in range(0, s, BATCH):
@@ -124,7 +123,7 @@ def variance_by_solves(
         missing = BATCH - rows.shape[0] if s > BATCH else 0
         padded = jnp.pad(rows, ((0, missing), (0, 0)), mode="edge")
         k = gp.kernel(X, padded)
-        found = block_cg(operator, k, factors.solve, tolerance=tolerance, max_steps=max_steps)
+        found = block_cg(operator, k, precondition, tolerance=tolerance, max_steps=max_steps)
         variance = gp.kernel.diag(padded) - jnp.sum(k * found.V, axis=0)
         parts.append(jnp.maximum(variance, 0.0)[: rows.shape[0]])
     return jnp.concatenate(parts)

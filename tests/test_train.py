@@ -323,6 +323,8 @@ def test_history_has_a_true_row_for_every_step(way):
         assert row["cg_steps"] >= 0
     for name in ("evaluations", "products", "seconds"):
         assert (np.diff([row[name] for row in rows]) > 0).all()
+    assert sum(len(row["cg_steps_by_evaluation"]) for row in rows) == rows[-1]["evaluations"]
+    assert all(row["cg_steps"] in row["cg_steps_by_evaluation"] for row in rows)
     assert found.evaluations >= rows[-1]["evaluations"]
     assert found.products >= rows[-1]["products"]
 

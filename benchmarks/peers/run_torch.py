@@ -1,5 +1,6 @@
 """GPyTorch's iterative likelihood, and K v by KeOps or plain PyTorch, timed. See README.md."""
 
+import contextlib
 import importlib
 import math
 import os
@@ -16,8 +17,8 @@ def as_tensors(problem):
     return {k: torch.from_numpy(a) if isinstance(a, np.ndarray) else a for k, a in problem.items()}
 
 
-def iterative(problem, args):
-    """The log marginal likelihood by CG, Lanczos and 10 probes, and its gradient by autograd."""
+def exact_gp(t):
+    """GPyTorch's exact GP at the problem's hyperparameters, and its likelihood."""
     import gpytorch
 
     class Model(gpytorch.models.ExactGP):
@@ -30,8 +31,7 @@ def iterative(problem, args):
         def forward(self, X):
             return gpytorch.distributions.MultivariateNormal(self.mean_module(X), self.covar_module(X))
 
-    t = as_tensors(problem)
-    X, y, n = t["X"], t["y"], len(t["y"])
+    X, y = t["X"], t["y"]
     # GPyTorch's own floor on the noise, 1e-4, would refuse the smaller values we may be given.
     constraint = gpytorch.constraints.GreaterThan(1e-8)
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=constraint)
@@ -40,6 +40,34 @@ def iterative(problem, args):
     model.covar_module.initialize(outputscale=t["variance"])
     model.covar_module.base_kernel.initialize(lengthscale=t["lengthscale"])
     likelihood.initialize(noise=t["noise"])
+    return model, likelihood
+
+
+@contextlib.contextmanager
+def wang_settings():
+    """The setting of Wang et al. (2019)."""
+    from gpytorch import settings as s
+
+    # without the third line no preconditioner is used below 2,000 rows
+    with (
+        s.max_cholesky_size(0),
+        s.max_preconditioner_size(100),
+        s.min_preconditioning_size(1),
+        s.num_trace_samples(10),
+        s.cg_tolerance(1.0),
+        s.eval_cg_tolerance(0.01),
+        s.max_root_decomposition_size(100),
+    ):
+        yield
+
+
+def iterative(problem, args):
+    """The log marginal likelihood by CG, Lanczos and 10 probes, and its gradient by autograd."""
+    import gpytorch
+
+    t = as_tensors(problem)
+    X, y, n = t["X"], t["y"], len(t["y"])
+    model, likelihood = exact_gp(t)
     model.train(), likelihood.train()
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
 
@@ -49,16 +77,7 @@ def iterative(problem, args):
         value.backward()
         return value.item()
 
-    # The setting of Wang et al. (2019). Without the third line no preconditioner is used below
-    # 2,000 rows, and small problems would time something else.
-    s = gpytorch.settings
-    with (
-        s.max_cholesky_size(0),
-        s.max_preconditioner_size(100),
-        s.min_preconditioning_size(1),
-        s.num_trace_samples(10),
-        s.cg_tolerance(1.0),
-    ):
+    with wang_settings():
         results, times, first = protocol.measure(value_and_gradient, args.repeats)
     gradient = {
         "noise": natural_gradient(likelihood.noise_covar, "noise"),
@@ -67,6 +86,28 @@ def iterative(problem, args):
         "mean": model.mean_module.constant.grad.numpy(),
     }
     return times, first, {"values": results, "gradient": gradient}
+
+
+def predict(problem, args):
+    """Mean and variance (LOVE) of the latent function at `X_test`, saved to --result."""
+    import gpytorch
+
+    t = as_tensors(problem)
+    model, likelihood = exact_gp(t)
+
+    def mean_and_variance():
+        model.train(), likelihood.train()  # drops what the last prediction kept
+        model.eval(), likelihood.eval()
+        with torch.no_grad(), gpytorch.settings.fast_pred_var():
+            found = model(t["X_test"])
+            return found.mean, found.variance
+
+    with wang_settings():
+        results, times, first = protocol.measure(mean_and_variance, args.repeats)
+    mean, variance = results[-1]
+    if args.result is not None:
+        np.savez(args.result, mean=mean.numpy(), variance=variance.numpy())
+    return times, first, {"values": [mean.norm().item() for mean, _ in results]}
 
 
 def natural_gradient(module, name):
@@ -119,6 +160,7 @@ def products(function, args):
 
 TASKS = {
     "iterative": (iterative, "gpytorch"),
+    "predict": (predict, "gpytorch"),
     "product_keops": (product_keops, "pykeops"),
     "product_torch": (product_torch, None),
 }
@@ -127,7 +169,7 @@ TASKS = {
 def add_options(parser):
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     parser.add_argument("--chunk", type=int, default=250, help="rows of K at once, product_torch")
-    parser.add_argument("--result", help="npz to save a product in, as 'result' [n, k]")
+    parser.add_argument("--result", help="npz to save a product ('result') or a prediction in")
     parser.add_argument("--seed", type=int, default=0, help="of the probes, iterative")
 
 

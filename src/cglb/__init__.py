@@ -1,6 +1,17 @@
 """Gaussian process regression with bounds you can trust."""
 
-from cglb import bounds, constraints, datasets, inducing, logdet, metrics, posterior, variance
+from cglb import (
+    bounds,
+    constraints,
+    datasets,
+    inducing,
+    iterative,
+    logdet,
+    love,
+    metrics,
+    posterior,
+    variance,
+)
 from cglb.auto import Auto
 from cglb.bounds import BoundTerms
 from cglb.certificate import Evidence, certify
@@ -9,6 +20,9 @@ from cglb.chain import Chain
 from cglb.compare import Comparison, compare
 from cglb.constraints import Parameters
 from cglb.estimator import GPRegressor
+from cglb.fitting import Fit
+from cglb.iterative import Iterative
+from cglb.iterative_training import train_iterative
 from cglb.kernels import (
     RBF,
     Constant,
@@ -25,7 +39,7 @@ from cglb.nystrom import NystromError
 from cglb.objective import Objective
 from cglb.operator import DenseOperator, KernelOperator, kernel_operator
 from cglb.precision import float64
-from cglb.train import Fit, train
+from cglb.train import train
 
 __all__ = [
     "GP",
@@ -39,6 +53,7 @@ __all__ = [
     "Evidence",
     "Fit",
     "GPRegressor",
+    "Iterative",
     "Kernel",
     "KernelOperator",
     "Linear",
@@ -59,12 +74,15 @@ __all__ = [
     "datasets",
     "float64",
     "inducing",
+    "iterative",
     "kernel_operator",
     "logdet",
+    "love",
     "metrics",
     "posterior",
     "solve",
     "train",
+    "train_iterative",
     "variance",
 ]
 __version__ = "0.1.0"

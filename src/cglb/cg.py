@@ -26,7 +26,7 @@ from cglb.nystrom import DEFAULT_JITTER, Nystrom
 from cglb.operator import KernelOperator, Operator, StoredOnUse, kernel_operator
 from cglb.preconditioners import choose
 
-__all__ = ["Solution", "Stop", "conjugate_gradients", "solve"]
+__all__ = ["Search", "Solution", "Stop", "conjugate_gradients", "direction", "dot", "solve", "step"]
 
 Preconditioner = Callable[[Array, Array, float], tuple[Array, bool]]
 
@@ -150,7 +150,7 @@ def _solve_columns(
 ) -> Solution:
     point, products = _start(operator, E, factors, V0)
     first = point
-    search: _Search | None = None
+    search: Search | None = None
     steps, stalled, best = 0, 0, np.inf
     while True:
         # here point.R is a true residual; each turn runs CG from it by recursion, then recomputes it
@@ -172,7 +172,7 @@ def _solve_columns(
         products += taken + 1
         point = _at(operator, E, factors, V)
         # a recursion that left the truth is restarted; one that does so without progress has stalled
-        drifted = bool(jnp.any(_dot(R - point.R, R - point.R) > 1e-6 * _dot(point.R, point.R)))
+        drifted = bool(jnp.any(dot(R - point.R, R - point.R) > 1e-6 * dot(point.R, point.R)))
         progress = float(np.max(np.asarray(point.slack))) < 0.9 * best
         stalled = stalled + 1 if (drifted or search is None) and not progress else 0
         best = min(best, float(np.max(np.asarray(point.slack))))
@@ -191,7 +191,7 @@ class _Point(NamedTuple):
     slack: Array
 
 
-class _Search(NamedTuple):
+class Search(NamedTuple):
     """CG's direction and the rᵀz it came from."""
 
     P: Array
@@ -201,14 +201,14 @@ class _Search(NamedTuple):
 def _at(operator: Operator, E: Array, factors: Nystrom, V: Array) -> _Point:
     K_hat_V = operator @ V
     R = E - K_hat_V
-    return _Point(V, K_hat_V, R, 0.5 * _dot(R, factors.solve(R)))
+    return _Point(V, K_hat_V, R, 0.5 * dot(R, factors.solve(R)))
 
 
 def _start(operator: Operator, E: Array, factors: Nystrom, V0: Array | None) -> tuple[_Point, int]:
     """V0 or 0, column by column, whichever gives the better bound: a stale V0 after a long step of the
     optimiser can be astronomically bad, and 0 is never worse than SGPR."""
     zero = jnp.zeros_like(E)
-    origin = _Point(zero, zero, E, 0.5 * _dot(E, factors.solve(E)))
+    origin = _Point(zero, zero, E, 0.5 * dot(E, factors.solve(E)))
     if V0 is None:
         return origin, 0
     return _better(E, origin, _at(operator, E, factors, V0)), 1
@@ -218,7 +218,7 @@ def _better(E: Array, a: _Point, b: _Point) -> _Point:
     """Column by column, the point with the smaller upper bound on eᵀK̂⁻¹e."""
 
     def quadratic(point: _Point) -> Array:
-        return 2.0 * point.slack + 2.0 * _dot(E, point.V) - _dot(point.V, point.K_hat_V)
+        return 2.0 * point.slack + 2.0 * dot(E, point.V) - dot(point.V, point.K_hat_V)
 
     take_b = quadratic(b) <= quadratic(a)
     return _Point(
@@ -228,7 +228,7 @@ def _better(E: Array, a: _Point, b: _Point) -> _Point:
 
 def _run(
     point: _Point,
-    search: _Search | None,
+    search: Search | None,
     fast: Operator,
     factors: Nystrom,
     precondition: Preconditioner | None,
@@ -236,19 +236,19 @@ def _run(
     budget: int,
     before: int,
     on_step: Callable[[int, float], None] | None,
-) -> tuple[Array, Array, _Search | None, int]:
+) -> tuple[Array, Array, Search | None, int]:
     """Up to `budget` steps of CG by recursion, or until it looks done or breaks down."""
     V, R = point.V, point.R
     for taken in range(budget + 1):
         W = factors.solve(R)
-        slack = np.asarray(0.5 * _dot(R, W))
+        slack = np.asarray(0.5 * dot(R, W))
         if taken and on_step is not None:
             on_step(before + taken, float(np.max(slack)))
         if taken == budget or (taken and np.all(slack <= limit)):
             break
         Z, same = (W, True) if precondition is None else precondition(R, W, _ratio(slack, limit))
-        found = _direction(R, Z, search if same else None)
-        V, R, healthy = _step(V, R, found, fast @ found.P)
+        found = direction(R, Z, search if same else None)
+        V, R, _, healthy = step(V, R, found, fast @ found.P)
         search = found
         if not bool(healthy):
             return V, R, None, taken + 1
@@ -261,24 +261,27 @@ def _ratio(slack: np.ndarray, limit: np.ndarray) -> float:
 
 
 @jax.jit
-def _dot(A: Array, B: Array) -> Array:
+def dot(A: Array, B: Array) -> Array:
+    """aₜᵀbₜ for every column t."""
     return jnp.sum(A * B, axis=0)
 
 
 @jax.jit
-def _direction(R: Array, Z: Array, search: _Search | None) -> _Search:
-    rho = _dot(R, Z)
+def direction(R: Array, Z: Array, search: Search | None) -> Search:
+    """The next search direction of every column, from the residual R and the preconditioned one Z."""
+    rho = dot(R, Z)
     if search is None:
-        return _Search(Z, rho)
+        return Search(Z, rho)
     beta = jnp.where(search.rho > 0.0, rho / search.rho, 0.0)
-    return _Search(Z + beta[None, :] * search.P, rho)
+    return Search(Z + beta[None, :] * search.P, rho)
 
 
 @jax.jit
-def _step(V: Array, R: Array, search: _Search, K_hat_P: Array) -> tuple[Array, Array, Array]:
-    curvature = _dot(search.P, K_hat_P)
+def step(V: Array, R: Array, search: Search, K_hat_P: Array) -> tuple[Array, Array, Array, Array]:
+    """V and R after one step along `search`, the step lengths [t], and whether no column broke down."""
+    curvature = dot(search.P, K_hat_P)
     good = (curvature > 0.0) & jnp.isfinite(curvature) & (search.rho > 0.0)
-    alpha = jnp.where(good, search.rho / jnp.where(good, curvature, 1.0), 0.0)[None, :]
+    alpha = jnp.where(good, search.rho / jnp.where(good, curvature, 1.0), 0.0)
     # a column that is already solved has rᵀz = 0: that is not a breakdown
     healthy = jnp.all(good | (search.rho == 0.0))
-    return V + alpha * search.P, R - alpha * K_hat_P, healthy
+    return V + alpha[None, :] * search.P, R - alpha[None, :] * K_hat_P, alpha, healthy

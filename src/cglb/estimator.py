@@ -15,9 +15,11 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from cglb import model_file, posterior
+from cglb import love, model_file, posterior
 from cglb.certificate import Evidence, certify
 from cglb.cg import Solution, solve
+from cglb.iterative import Iterative
+from cglb.iterative_training import NOISE_FLOOR, train_iterative
 from cglb.kernels import RBF, Kernel, Matern12, Matern32, Matern52, RationalQuadratic
 from cglb.metrics import interval
 from cglb.model import GP
@@ -41,6 +43,7 @@ PREDICTION_TOLERANCE = 1e-3
 AUTO_INDUCING = 512
 CERTIFICATE_GB = 4.0
 VARIANCES = ("sgpr", "local", "cg")
+AUTO_RANK = 100
 
 
 class GPRegressor(RegressorMixin, BaseEstimator):
@@ -48,24 +51,28 @@ class GPRegressor(RegressorMixin, BaseEstimator):
 
     Parameters
     ----------
-    method : "cglb" (default), "sgpr" or "exact"
-        Which objective is maximised. "exact" needs n² memory.
+    method : "cglb" (default), "sgpr", "exact" or "iterative"
+        Which objective is maximised. "exact" needs n² memory; "iterative" (`cglb.train_iterative`)
+        is the baseline: a noisy estimate, no bound.
     kernel : str or Kernel
         "rbf", "matern12", "matern32" (default), "matern52", "rational_quadratic" — with one lengthscale
         a column — or a kernel object in *standardised* units, from which training starts.
     num_inducing : int or "auto"
-        Inducing points; "auto" is min(n, 512), less where `memory_gb` is small.
+        Inducing points; "auto" is min(n, 512), less where `memory_gb` is small. For "iterative" the
+        rank of the preconditioner; "auto" is 100.
     logdet : str
         Upper bound on log|K̂|: "amgm" (the paper's), "chain" (far tighter at low noise, reached from
         "amgm" in stages), "auto" (the tightest that pays), "hadamard", "waterfill" or "trace".
     cg_tolerance : float
-        Nats that conjugate gradients may leave on the table at each evaluation.
+        Nats that conjugate gradients may leave on the table at each evaluation; for "iterative" the
+        relative norm of the residual.
     optimize_inducing : bool
         Optimise inducing points by gradient (the paper's way) instead of reselecting them in rounds.
     max_steps : int
         Accepted optimiser steps.
-    noise_floor : float
-        Smallest noise variance, in units of the target's variance.
+    noise_floor : float or None
+        Smallest noise variance, in units of the target's variance; None is 1e-6, and 1e-4 for
+        "iterative", as in the paper.
     drop_missing : bool
         Drop rows whose target is missing instead of raising.
     random_state : int, RandomState or None
@@ -96,7 +103,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         cg_tolerance: float = 1.0,
         optimize_inducing: bool = False,
         max_steps: int = 100,
-        noise_floor: float = 1e-6,
+        noise_floor: float | None = None,
         drop_missing: bool = False,
         random_state: Any = None,
         memory_gb: float | None = None,
@@ -121,29 +128,28 @@ class GPRegressor(RegressorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any) -> GPRegressor:
         """Learn hyperparameters from X [n, d] and y [n] and condition on them."""
-        objective = Objective(self.method, self.logdet, self.cg_tolerance)
+        iterative = self.method == "iterative"
+        objective = None if iterative else Objective(self.method, self.logdet, self.cg_tolerance)
         X, y = self._validate_fit(X, y)
         n, d = X.shape
         self.X_shift_, self.X_scale_ = feature_scale(X)
         self.y_shift_, self.y_scale_ = (float(a[0]) for a in feature_scale(y[:, None]))
         self._X, self._y = self._standardise(X), (y - self.y_shift_) / self.y_scale_
-        fit = train(
-            GP(self._initial_kernel(d)),
-            self._X,
-            self._y,
-            objective,
-            num_inducing=self._num_inducing(n),
-            optimize_inducing=self.optimize_inducing,
-            max_steps=self.max_steps,
-            floor={"kernel": 1e-6, "noise": self.noise_floor},
-            seed=self._seed(),
-            progress=self.progress,
-            checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
-        )
+        floor = (NOISE_FLOOR if iterative else 1e-6) if self.noise_floor is None else self.noise_floor
+        data = (GP(self._initial_kernel(d)), self._X, self._y)
+        m = self._num_inducing(n)
+        shared: dict[str, Any] = {"max_steps": self.max_steps, "progress": self.progress}
+        shared |= {"floor": {"kernel": 1e-6, "noise": floor}, "seed": self._seed()}
+        shared["checkpoint"] = None if self.checkpoint is None else Path(self.checkpoint)
+        if objective is None:
+            fit = train_iterative(*data, Iterative(self.cg_tolerance, rank=m), **shared)
+        else:
+            optimize = self.optimize_inducing
+            fit = train(*data, objective, num_inducing=m, optimize_inducing=optimize, **shared)
         self.gp_, self.history_, self.n_iter_ = fit.gp, fit.history, len(fit.history)
         self._Z = fit.Z
         solution = self._condition(fit.v)
-        self.fit_report_ = FitReport.of(fit, solution, n, self.noise_floor, self.y_scale_)
+        self.fit_report_ = FitReport.of(fit, solution, n, floor, self.y_scale_)
         return self
 
     def update(self, X: Any, y: Any) -> GPRegressor:
@@ -164,6 +170,10 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             self._posterior = posterior.exact(self.gp_, self._X, self._y)
         elif self.method == "sgpr":
             self._posterior = posterior.sgpr(self.gp_, self._X, self._y, self._Z)
+        elif self.method == "iterative":
+            tolerance = min(love.PREDICTION_TOLERANCE, self.cg_tolerance)
+            data = (self.gp_, self._X, self._y, self._Z)
+            solution, self._posterior = love.condition(*data, v0=v0, tolerance=tolerance)
         else:
             tolerance = min(PREDICTION_TOLERANCE, self.cg_tolerance)
             solution = solve(self.gp_, self._X, self._y, self._Z, v0=v0, tolerance=tolerance)
@@ -212,7 +222,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         # A, its chunked copy and a gradient of the same size are alive at once
         fitting = n if self.memory_gb is None else int(self.memory_gb * 2**30 / (4 * 8 * n))
         if self.num_inducing == "auto":
-            return max(1, min(n, AUTO_INDUCING, fitting))
+            return max(1, min(n, AUTO_RANK if self.method == "iterative" else AUTO_INDUCING, fitting))
         if isinstance(self.num_inducing, str) or self.num_inducing < 1:
             raise ValueError(
                 f"num_inducing must be a positive integer or 'auto', found {self.num_inducing!r}."

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from cglb.checks import boundary
 from cglb.kernels import Kernel
 
-__all__ = ["greedy", "greedy_indices", "kmeans", "uniform"]
+__all__ = ["greedy", "greedy_indices", "kmeans", "pivots", "uniform"]
 
 
 @boundary
@@ -39,21 +39,21 @@ def greedy_indices(
     _check_count(m, X.shape[0])
     n = X.shape[0]
     order = np.arange(n) if seed is None else np.random.default_rng(seed).permutation(n)
-    pivots, variances = _pivots(m, kernel, X[order])
+    chosen, variances = pivots(m, kernel, X[order])
     # a conditional variance at the level of rounding means that the row is in the span already
     useful = np.asarray(variances) > 1e-10 * float(np.max(np.asarray(kernel.diag(X))))
     useful[0] = True
-    return order[np.asarray(pivots)[np.logical_and.accumulate(useful)]]
+    return order[np.asarray(chosen)[np.logical_and.accumulate(useful)]]
 
 
 @partial(jax.jit, static_argnums=0)
-def _pivots(m: int, kernel: Kernel, X: Array) -> tuple[Array, Array]:
-    """Pivots [m] and their conditional variances. Stages of doubling width, so that a step touches
-    only about as many columns of the factor as are filled."""
+def pivots(m: int, kernel: Kernel, X: Array) -> tuple[Array, Array]:
+    """Pivots [m] and their conditional variances: distinct rows, also past the rank of K. Stages of
+    doubling width, so that a step touches only about as many columns of the factor as are filled."""
     n = X.shape[0]
     diag = kernel.diag(X)
     C = jnp.zeros((0, n), dtype=X.dtype)
-    pivots, variances = [], []
+    chosen, variances = [], []
     start = 0
     while start < m:
         stop = min(m, max(64, 2 * start))
@@ -71,10 +71,10 @@ def _pivots(m: int, kernel: Kernel, X: Array) -> tuple[Array, Array]:
             return (C, diag), (pivot, variance)
 
         (C, diag), (p, s) = lax.scan(step, (C, diag), jnp.arange(start, stop))
-        pivots.append(p)
+        chosen.append(p)
         variances.append(s)
         start = stop
-    return jnp.concatenate(pivots), jnp.concatenate(variances)
+    return jnp.concatenate(chosen), jnp.concatenate(variances)
 
 
 @boundary

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import jax
@@ -13,49 +11,18 @@ import numpy as np
 from jaxtyping import Array
 from scipy.optimize import minimize
 
+from cglb.clock import Clock
+from cglb.fitting import Work
 from cglb.model import GP
 from cglb.objective import Evaluation
 from cglb.store import StoreError
 
-__all__ = ["Clock", "Round", "RoundResult"]
+__all__ = ["START_NOT_FINITE", "Clock", "Round", "RoundResult", "free_gradient"]
 
-
-class Clock:
-    """Seconds of work, without what happens inside `paused`. A restarted fit adds what it had before."""
-
-    def __init__(self, limit: float | None = None):
-        self.limit = limit
-        self._total = 0.0
-        self._since: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        running = 0.0 if self._since is None else time.perf_counter() - self._since
-        return self._total + running
-
-    @property
-    def expired(self) -> bool:
-        return self.limit is not None and self.seconds >= self.limit
-
-    def add(self, seconds: float) -> None:
-        self._total += seconds
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        self._since = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._total = self.seconds
-            self._since = None
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self._total, self._since = self.seconds, None
-        try:
-            yield
-        finally:
-            self._since = time.perf_counter()
+START_NOT_FINITE = (
+    "The bound is not finite at the starting point. Look at the units of X and y, or start from larger "
+    "noise."
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +33,7 @@ class RoundResult:
     Z: Array | None
     v: Array | None
     bound: float
-    stop: str  # "converged", "step limit", "callback" or "time limit"
+    stop: str  # "converged", "step limit", "callback", "time limit" or "not finite"
     message: str
 
     @property
@@ -95,6 +62,7 @@ class Round:
     optimize_inducing: bool
     replay: dict[str, np.ndarray] | None
     clock: Clock
+    work: Work
     accepted: tuple[Array, Array | None, Array | None, float] | None = None
     _values: list[float] = field(default_factory=list)
     _gradients: list[np.ndarray] = field(default_factory=list)
@@ -102,7 +70,6 @@ class Round:
     _logged: int = 0  # evaluations up to the last accepted step
     _caught_up: bool = False  # the replay has ended, and where it should
     _trials: dict[bytes, Evaluation] = field(default_factory=dict)
-    _counts: list[int] = field(default_factory=lambda: [0, 0])
     _stop: str | None = None
 
     def run(self, limit: int, on_accept: Callable[[Evaluation, Array], bool]) -> RoundResult:
@@ -152,11 +119,6 @@ class Round:
             arrays["log_v"] = np.asarray(self._v)
         return arrays
 
-    def take_counts(self) -> tuple[int, int]:
-        """Evaluations and products with K̂ since the last call."""
-        counts, self._counts = self._counts, [0, 0]
-        return counts[0], counts[1]
-
     def _join(self, free: Array, Z: Array | None) -> np.ndarray:
         parts = [np.asarray(free)]
         if self.optimize_inducing and Z is not None:
@@ -189,29 +151,19 @@ class Round:
     def _compute(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         free, Z = self._separate(x)
         found = self.evaluate(free, Z, self._v)
-        self._counts[0] += 1
+        self.work.count(found)
         if found is None:
             return self._too_far(x)
-        self._counts[1] += found.products
-        # −bound has the free parameters' gradient by the chain rule through `unflatten`
-        gradient = -self._gradient(free, found)
+        gradient = -self._join(free_gradient(self.unflatten, free, found), found.Z_bar)
         if not np.isfinite(gradient).all():
             return self._too_far(x)
         self._trials[x.tobytes()] = found
         return -found.value, gradient
 
-    def _gradient(self, free: Array, found: Evaluation) -> np.ndarray:
-        _, pull = jax.vjp(self.unflatten, free)
-        (free_bar,) = pull(found.gp_bar)
-        return self._join(free_bar, found.Z_bar)
-
     def _too_far(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """A wall: far above the values so far and flat, so that the line search takes a shorter step."""
         if not self._values:
-            raise ValueError(
-                "The bound is not finite at the starting point. Look at the units of X and y, or start "
-                "from larger noise."
-            )
+            raise ValueError(START_NOT_FINITE)
         return max(self._values) + 1e3 * (1.0 + abs(self._values[0])), np.zeros_like(x)
 
     def _accept(self, x: np.ndarray) -> None:
@@ -246,6 +198,13 @@ class Round:
                 "The optimiser does not repeat the steps of the checkpoint: another release of SciPy "
                 "or another kind of machine wrote it. Go on there, or delete it to start anew."
             )
+
+
+def free_gradient(unflatten: Callable[[Array], GP], free: Array, found: Evaluation) -> Array:
+    """The bound's gradient in the free parameters: by the chain rule through `unflatten`."""
+    _, pull = jax.vjp(unflatten, free)
+    (free_bar,) = pull(found.gp_bar)
+    return free_bar
 
 
 def _explain(status: int, message: str) -> str:

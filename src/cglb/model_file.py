@@ -19,6 +19,12 @@ __all__ = ["load", "save"]
 
 KIND, VERSION = "model", 1
 SCALES = ("X_shift_", "X_scale_")
+# the arrays of each kind of posterior beside the model and the data
+POSTERIORS = {
+    posterior.ExactPosterior: ("L", "alpha"),
+    posterior.SparsePosterior: ("v", "weights", "L", "LB"),
+    posterior.IterativePosterior: ("v", "root"),
+}
 
 
 def save(estimator: Any, path: str | os.PathLike[str]) -> None:
@@ -29,9 +35,7 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
     if estimator._Z is not None:
         arrays["Z"] = estimator._Z
     parts = estimator._posterior
-    names = (
-        ("L", "alpha") if isinstance(parts, posterior.ExactPosterior) else ("v", "weights", "L", "LB")
-    )
+    names = POSTERIORS[type(parts)]
     arrays |= {
         f"posterior.{name}": getattr(parts, name) for name in names if getattr(parts, name) is not None
     }
@@ -83,6 +87,8 @@ def _posterior(gp: GP, arrays: dict[str, np.ndarray], parts: dict[str, np.ndarra
     held = {name: jnp.asarray(part) for name, part in parts.items()}
     if "alpha" in held:
         return posterior.ExactPosterior(gp, X, held["L"], held["alpha"])
+    if "root" in held:
+        return posterior.IterativePosterior(gp, X, held["v"], held["root"])
     v = held.get("v")
     Z = jnp.asarray(arrays["Z"])
     return posterior.SparsePosterior(

@@ -29,7 +29,7 @@ from cglb.nystrom import DEFAULT_JITTER, NystromError
 from cglb.operator import KernelOperator, StoredOnUse, kernel_operator
 from cglb.preconditioners import NAMES, choose
 
-__all__ = ["METHODS", "Evaluation", "Objective", "Prepared", "evaluate"]
+__all__ = ["METHODS", "Evaluation", "Objective", "Prepared", "evaluate", "finite_or_none"]
 
 METHODS = ("cglb", "sgpr", "exact")
 
@@ -57,7 +57,10 @@ class Objective:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}, found {self.method!r}.")
+            raise ValueError(
+                f"method must be one of {', '.join(METHODS)}, found {self.method!r}. (Iterative GP is "
+                "GPRegressor(method='iterative') or train_iterative.)"
+            )
         if not self.cg_tolerance > 0.0:
             raise ValueError(f"cg_tolerance must be positive, found {self.cg_tolerance}.")
         find(self.logdet, UPPER)
@@ -98,17 +101,18 @@ class Prepared:
 
 
 class Evaluation(eqx.Module):
-    """A bound at one point, its gradient, and what CG did for it."""
+    """A bound (or an estimate, which has a spread) at one point, its gradient, and what CG did."""
 
     terms: BoundTerms
     gp_bar: GP
     Z_bar: Float[Array, "m d"] | None
     v: Float[Array, " n"] | None
-    slack: float = eqx.field(static=True, default=0.0)
+    slack: float | None = eqx.field(static=True, default=0.0)  # None: there is no certificate
     jitter: float = eqx.field(static=True, default=0.0)
     cg_steps: int = eqx.field(static=True, default=0)
     products: int = eqx.field(static=True, default=0)
     cg_stop: Stop | None = eqx.field(static=True, default=None)
+    spread: float | None = eqx.field(static=True, default=None)  # standard error of an estimate
 
     @property
     def value(self) -> float:
@@ -130,6 +134,11 @@ def evaluate(
         found = _evaluate(prepared, gp, X, y, Z, v0)
     except NystromError:
         return None
+    return finite_or_none(found)
+
+
+def finite_or_none(found: Evaluation) -> Evaluation | None:
+    """The evaluation, if its value and gradient are numbers."""
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((found.terms, found.gp_bar))]
     return found if bool(jnp.all(jnp.stack(finite))) else None
 

@@ -1,9 +1,10 @@
 """Predictions: the mean and covariance of f at new inputs.
 
 `exact` conditions on everything by Cholesky. `cglb` has the paper's mean, which is exact in both limits
-Q = K and v = K̂⁻¹e, with SGPR's covariance; `sgpr` is the same at v = 0. All three answer `mean`,
-`variance` and `covariance` for the latent f; add `noise` for observations. Test rows go through in
-batches, so memory does not grow with their number.
+Q = K and v = K̂⁻¹e, with SGPR's covariance; `sgpr` is the same at v = 0. `IterativePosterior`, which
+`love.condition` makes, is Iterative GP's. All answer `mean`, `variance` and `covariance` for the latent
+f; add `noise` for observations. Test rows go through in batches, so memory does not grow with their
+number.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER
 from cglb.operator import kernel_operator
 
-__all__ = ["ExactPosterior", "SparsePosterior", "cglb", "exact", "sgpr"]
+__all__ = ["ExactPosterior", "IterativePosterior", "SparsePosterior", "cglb", "exact", "sgpr"]
 
 BATCH_ROWS = 1024
+ROOT_ROWS = 8192
 
 
 class ExactPosterior(eqx.Module):
@@ -88,6 +90,40 @@ class SparsePosterior(eqx.Module):
         return _symmetric(self.gp.kernel(X_star, X_star) - B.T @ B + C.T @ C)
 
 
+class IterativePosterior(eqx.Module):
+    """mean k_sf v + μ, covariance k_ss − k_sf RRᵀ k_fs with R [n, k] from Lanczos (LOVE).
+
+    RRᵀ ⪯ K̂⁻¹, so variances are never below those of `exact`. O(nk) memory; O(n) a row for the mean,
+    O(nk) for a variance.
+    """
+
+    gp: GP
+    X: Float[Array, "n d"]
+    v: Float[Array, " n"]
+    root: Float[Array, "n k"]
+
+    @boundary
+    def mean(self, X_star: Float[Array, "s d"]) -> Float[Array, " s"]:
+        """E f(X_star)."""
+        return _cross_mean(self.gp, self.X, self.v, X_star)
+
+    @boundary
+    def variance(self, X_star: Float[Array, "s d"]) -> Float[Array, " s"]:
+        """Var f(xᵢ) for each row, never negative."""
+        parts = []
+        for start in range(0, X_star.shape[0], ROOT_ROWS):
+            rows = X_star[start : start + ROOT_ROWS]
+            B = _cross_root(self, rows)
+            parts.append(jnp.maximum(self.gp.kernel.diag(rows) - jnp.sum(B * B, axis=1), 0.0))
+        return jnp.concatenate(parts)
+
+    @boundary
+    def covariance(self, X_star: Float[Array, "s d"]) -> Float[Array, "s s"]:
+        """Cov(f(xᵢ), f(xⱼ)) for all pairs of rows."""
+        B = _cross_root(self, X_star)
+        return _symmetric(self.gp.kernel(X_star, X_star) - B @ B.T)
+
+
 @boundary
 def exact(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> ExactPosterior:
     """The posterior given all data, by Cholesky: O(n³)."""
@@ -127,6 +163,11 @@ def sgpr(
 def _cross_mean(gp: GP, X: Array, v: Array, X_star: Array) -> Array:
     plan = tiles.plan_for(X, symmetric=False)
     return tiles.product(plan, gp.kernel, X_star, X, jnp.asarray(v)[:, None])[:, 0] + gp.mean
+
+
+def _cross_root(posterior: IterativePosterior, X_star: Array) -> Array:
+    plan = tiles.plan_for(posterior.X, symmetric=False)
+    return tiles.product(plan, posterior.gp.kernel, X_star, posterior.X, posterior.root)
 
 
 def _exact_variance(posterior: ExactPosterior, X_star: Array) -> Array:

@@ -40,8 +40,12 @@ def reporter(enabled: bool, total: int) -> Iterator[Reporter]:
 
         def report(row: dict[str, Any]) -> None:
             text = f"bound {row['bound']:.2f}"
+            if row["spread"] is not None:
+                text = f"estimate {row['bound']:.2f} ± {row['spread']:.2g}"
             if row["cg_steps"] is not None:
-                text += f", {row['cg_steps']} CG steps, slack {row['slack']:.2g}"
+                text += f", {row['cg_steps']} CG steps"
+            if row["slack"] is not None:
+                text += f", slack {row['slack']:.2g}"
             bar.update(task, completed=row["step"], description=text)
 
         yield report

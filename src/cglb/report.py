@@ -32,6 +32,7 @@ class FitReport:
     at_floor: tuple[str, ...]
     rows: int
     prediction_stop: str | None
+    spread: float | None = None  # of an estimate that is no bound: its standard error
 
     @classmethod
     def of(
@@ -57,13 +58,18 @@ class FitReport:
             at_floor=tuple(n for n, floor in floors.items() if parameters[n] <= AT_FLOOR * floor),
             rows=rows,
             prediction_stop=solution.stop.value if solution else None,
+            spread=last["spread"] if last else None,
         )
 
     def __str__(self) -> str:
         lines = [
             f"Training stopped after {self.steps} steps ({self.evaluations} evaluations, "
             f"{self.seconds:.1f} s): {self.stop}. {self.message}",
-            f"The bound on the log marginal likelihood is {self.bound:.2f} nats.",
+            f"The bound on the log marginal likelihood is {self.bound:.2f} nats."
+            if self.spread is None
+            else f"The log marginal likelihood is estimated as {self.bound:.2f} ± {self.spread:.2g} "
+            "nats (standard error over probes). That is no bound, and inexact solves bias it: "
+            "evidence() gives an interval that holds.",
         ]
         if self.slack is not None:
             lines.append(
@@ -71,9 +77,10 @@ class FitReport:
                 f"{self.products} products with the {self.rows} x {self.rows} matrix were made."
             )
         if self.cg_trouble:
+            loss = "bounds are valid but looser" if self.spread is None else "estimates are biased"
             lines.append(
                 f"In {self.cg_trouble} steps conjugate gradients stopped before its tolerance: those "
-                "bounds are valid but looser. More inducing points or a higher noise_floor help."
+                f"{loss}. More inducing points or a higher noise_floor help."
             )
         if self.prediction_stop not in (None, Stop.TOLERANCE.value):
             lines.append(f"For predictions conjugate gradients stopped at: {self.prediction_stop}.")

@@ -14,7 +14,6 @@ feeds them to SciPy again, which is deterministic, and so arrives in the very st
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,12 +31,13 @@ from cglb.bounds import UPPER
 from cglb.chain import Chain
 from cglb.checkpoint import Checkpoint
 from cglb.checks import boundary
+from cglb.clock import Clock
 from cglb.constraints import DEFAULT_FLOOR, Parameters
-from cglb.lbfgs import Clock, Round, RoundResult
+from cglb.fitting import Callback, Fit, Work, drive, fingerprint, history_row
+from cglb.lbfgs import Round, RoundResult
 from cglb.logdet import find
 from cglb.model import GP
 from cglb.objective import Evaluation, Objective, Prepared, evaluate
-from cglb.progress import reporter
 
 __all__ = ["Fit", "Schedule", "default_schedule", "train"]
 
@@ -45,27 +45,6 @@ Schedule = tuple[tuple[Any, float], ...]
 
 # a round of L-BFGS that converged and gained less than this many nats ends the training
 SMALLEST_GAIN = 0.1
-
-
-@dataclass
-class Fit:
-    """A trained model and how it got there.
-
-    stop:    "converged", "step limit", "time limit" or "callback"; `message` is the same in a sentence.
-    history: a row a step: step, round, bound and its terms, CG steps, slack, jitter, seconds (without
-             callbacks), evaluations, and the hyperparameters by name.
-    """
-
-    gp: GP
-    Z: Float[Array, "m d"] | Float[np.ndarray, "m d"] | None
-    v: Float[Array, " n"] | Float[np.ndarray, " n"] | None
-    bound: float
-    stop: str
-    message: str
-    history: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: int = 0
-    products: int = 0
-    seconds: float = 0.0
 
 
 @boundary
@@ -84,7 +63,7 @@ def train(
     floor: float | Mapping[str, float] = DEFAULT_FLOOR,
     fixed: tuple[str, ...] = (),
     seed: int = 0,
-    callback: Callable[[dict[str, Any], Callable[[], Fit]], bool | None] | None = None,
+    callback: Callback | None = None,
     progress: bool = False,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
@@ -118,20 +97,14 @@ def train(
     path = (steps_per_round, max_steps if len(schedule) > 1 else None)
     store = Checkpoint(checkpoint, checkpoint_seconds, state.problem.fingerprint(gp, Z, path))
     state.begin(gp, Z, store.load())
-    with reporter(progress, max_steps) as report:
-
-        def on_step(row: dict[str, Any]) -> bool:
-            report(row)
-            store.save_if_due(state.snapshot)
-            if callback is None:
-                return False
-            with state.clock.paused():
-                return bool(callback(row, state.fit))
-
-        while state.stop is None:
-            state.run_round(max_steps, steps_per_round, on_step)
-    store.save(state.snapshot)
-    return state.fit()
+    return drive(
+        state,
+        partial(state.run_round, max_steps, steps_per_round),
+        store,
+        max_steps=max_steps,
+        progress=progress,
+        callback=callback,
+    )
 
 
 def default_schedule(objective: Objective) -> Schedule:
@@ -171,7 +144,6 @@ class Problem:
 
     def fingerprint(self, gp: GP, Z: Array | None, path: Any) -> str:
         """Changes if anything that decides the path of the optimisation changes."""
-        digest = hashlib.sha256()
         values, structure = jax.tree.flatten(gp)
         settings = (
             self.objective,
@@ -184,10 +156,7 @@ class Problem:
             self.parameters.fixed,
             str(structure),
         )
-        digest.update(repr(settings).encode())
-        for array in (self.X, self.y, Z, *values):
-            digest.update(b"none" if array is None else np.asarray(array).tobytes())
-        return digest.hexdigest()
+        return fingerprint(settings, (self.X, self.y, Z, *values))
 
     def select(self, gp: GP, round_number: int) -> Array | None:
         """Greedy inducing points at these hyperparameters."""
@@ -224,8 +193,7 @@ class _State:
     current: Round | None = None
     resumed: tuple[dict[str, Any], dict[str, np.ndarray]] | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: int = 0
-    products: int = 0
+    work: Work = field(default_factory=Work)
     stop: str | None = None
     message: str = ""
 
@@ -244,7 +212,7 @@ class _State:
         self.number, self.stage = document["round"], document["stage"]
         self.history = document["history"]
         self.bound = document["bound"]
-        self.evaluations, self.products = document["evaluations"], document["products"]
+        self.work = Work(document["evaluations"], document["products"])
         self.stop, self.message = document["stop"], document["message"]
         self.clock.add(document["seconds"])
         self.resumed = saved
@@ -261,8 +229,8 @@ class _State:
             "stage": self.stage,
             "history": self.history,
             "bound": self.bound,
-            "evaluations": self.evaluations,
-            "products": self.products,
+            "evaluations": self.work.evaluations,
+            "products": self.work.products,
             "seconds": self.clock.seconds,
             "stop": None,
             "message": "",
@@ -300,16 +268,15 @@ class _State:
             optimize_inducing=problem.optimize_inducing and problem.objective.sparse,
             replay=replay,
             clock=self.clock,
+            work=self.work,
         )
 
         def accepted(evaluation: Evaluation, free: Array) -> bool:
-            self.evaluations, self.products = self._counts()
             self.history.append(self._row(evaluation, free))
             return on_step(self.history[-1])
 
         before = self.bound
         result = self.current.run(limit, accepted)
-        self.evaluations, self.products = self._counts()
         finished = problem.joint or (result.converged and result.bound - before < SMALLEST_GAIN)
         self._decide(result, finished, max_steps)
         if self.stop in ("step limit", "time limit"):
@@ -339,11 +306,6 @@ class _State:
             return max_steps
         return round(max_steps * sum(share for _, share in self.problem.schedule[: self.stage + 1]))
 
-    def _counts(self) -> tuple[int, int]:
-        assert self.current is not None
-        evaluations, products = self.current.take_counts()
-        return self.evaluations + evaluations, self.products + products
-
     def _decide(self, result: RoundResult, finished: bool, max_steps: int) -> None:
         done = self._done
         if result.stop in ("callback", "time limit"):
@@ -364,35 +326,22 @@ class _State:
             Z = problem.select(gp, self.number)
             prepared = problem.prepare(self.free, Z, self.stage)
             found = problem.evaluate(prepared, self.free, Z, self.v)
-        self.evaluations += 1
-        if found is not None:
-            self.products += found.products
-            if found.value > self.bound:
-                self.Z, self.v, self.bound = Z, found.v, found.value
+        self.work.count(found)
+        if found is not None and found.value > self.bound:
+            self.Z, self.v, self.bound = Z, found.v, found.value
 
     def _row(self, evaluation: Evaluation, free: Array) -> dict[str, Any]:
-        terms = evaluation.terms
-        names = self.problem.parameters.names
-        gp = self.problem.parameters.unflatten(free)
-        natural = np.asarray(self.problem.parameters.natural(gp))
-        iterative = evaluation.cg_stop is not None
-        return {
-            "step": self._done + 1,
-            "round": self.number,
-            "bound": evaluation.value,
-            "constant": float(terms.constant),
-            "quadratic": float(terms.quadratic),
-            "logdet": float(terms.logdet),
-            "logdet_bound": self.logdet_name,
-            "cg_steps": evaluation.cg_steps if iterative else None,
-            "cg_stop": evaluation.cg_stop.value if evaluation.cg_stop else None,
-            "slack": evaluation.slack if iterative else None,
-            "jitter": evaluation.jitter,
-            "evaluations": self.evaluations,
-            "products": self.products,
-            "seconds": self.clock.seconds,
-            "parameters": dict(zip(names, natural.tolist(), strict=True)),
-        }
+        return history_row(
+            self.problem.parameters,
+            free,
+            evaluation,
+            self.work,
+            step=self._done + 1,
+            round=self.number,
+            rows=self.problem.X.shape[0],
+            logdet=self.logdet_name,
+            seconds=self.clock.seconds,
+        )
 
     def fit(self) -> Fit:
         """The model as it stands."""
@@ -408,7 +357,7 @@ class _State:
             stop=self.stop or "running",
             message=self.message,
             history=self.history,
-            evaluations=self.evaluations,
-            products=self.products,
+            evaluations=self.work.evaluations,
+            products=self.work.products,
             seconds=self.clock.seconds,
         )

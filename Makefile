@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format setup peers clean
+.PHONY: demo test lint format setup peers bench clean
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,6 +34,12 @@ peers:  ## virtual environments of the libraries that benchmarks compare with
 	test -x benchmarks/.venvs/torch/bin/python || $(PYTHON) -m venv benchmarks/.venvs/torch
 	benchmarks/.venvs/torch/bin/python -m pip install --quiet torch==2.13.0
 	benchmarks/.venvs/torch/bin/python -m pip install --quiet -r benchmarks/peers/requirements-torch.txt
+
+bench: $(READY) peers  ## the short set of benchmarks, about 20 minutes; needs the data sets for objective.py
+	$(BIN)/python benchmarks/product.py
+	$(BIN)/python benchmarks/objective.py
+	$(BIN)/python benchmarks/objective.py --inducing 1024 --sides 'cglb sgpr,GPflow SGPR'
+	$(BIN)/python benchmarks/scale.py
 
 clean:
 	rm -rf $(VENV) build dist

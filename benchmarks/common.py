@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import matplotlib
 import numpy as np
 
 import cglb
 from cglb import datasets
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+
+RESULTS = Path(__file__).parent / "results"
 
 
 def standardised(name: str, rows: int | None = None, seed: int = 0):
@@ -63,3 +69,18 @@ def write(path: Path | None, content: dict[str, Any]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def bars(path: Path | None, values: dict[str, float], label: str, title: str) -> None:
+    """A bar a name on a logarithmic axis, each with its number."""
+    if path is None:
+        return
+    figure, axis = plt.subplots(figsize=(7, 0.6 + 0.42 * len(values)), layout="constrained")
+    found = axis.barh(list(values), list(values.values()), color="0.55", edgecolor="black")
+    axis.bar_label(found, fmt=" %.3g")
+    axis.set(xscale="log", xlabel=label, title=title)
+    axis.margins(x=0.15)
+    axis.invert_yaxis()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -10,19 +10,15 @@ estimate; the others must agree to 1e-3 nats or the run fails.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from common import machine, standardised, write
+from common import RESULTS, bars, machine, standardised, write
+from sides import run_side
 
 import cglb
 
-HERE = Path(__file__).parent
 SIDES = {  # name: (environment, script, task, extra options, comparable value)
     "cglb sgpr": (None, "run_cglb.py", "sgpr", [], "sgpr"),
     "GPflow SGPR": ("gpflow", "run_gpflow.py", "sgpr", ["--jitter", "1e-12"], "sgpr"),
@@ -44,34 +40,6 @@ def problem(data: str, rows: int, inducing: int, path: Path) -> None:
     np.savez(path, X=X, y=y, Z=Z, v=v, lengthscale=lengthscale, variance=1.2, noise=0.05, mean=0.1)
 
 
-def run(side: str, inputs: Path, folder: Path, repeats: int) -> dict | None:
-    environment, script, task, extra, _ = SIDES[side]
-    python = sys.executable
-    if environment is not None:
-        python = str(HERE / ".venvs" / environment / "bin" / "python")
-        if not Path(python).exists():
-            print(f"{side}: no environment, run `make peers` first", flush=True)
-            return None
-    output = folder / "out.json"
-    command = [python, str(HERE / "peers" / script), "--task", task, "--input", str(inputs)]
-    command += ["--output", str(output), "--repeats", str(repeats), *extra]
-    subprocess.run(command, check=True, capture_output=True)
-    answer = json.loads(output.read_text())
-    found = {
-        "median": statistics.median(answer["times"]),
-        "best": min(answer["times"]),
-        "first": answer["first_time"],
-        "memory_gb": (answer["rss_peak"] - answer["rss_baseline"]) / 2**30,
-        "value": answer["values"][-1],
-    }
-    print(
-        f"{side:24s} {found['median']:8.3f} s (first {found['first']:.1f} s), "
-        f"{found['memory_gb']:6.2f} GB, value {found['value']:.3f}",
-        flush=True,
-    )
-    return found
-
-
 def check_values(results: dict[str, dict]) -> None:
     for group in ("sgpr", "cglb"):
         values = [r["value"] for side, r in results.items() if SIDES[side][4] == group]
@@ -87,13 +55,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--plot", type=Path, default=None)
     options = parser.parse_args()
     results: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as folder:
         inputs = Path(folder) / "in.npz"
         problem(options.data, options.rows, options.inducing, inputs)
         for side in options.sides.split(","):
-            found = run(side, inputs, Path(folder), options.repeats)
+            environment, script, task, extra, _ = SIDES[side]
+            found = run_side(side, environment, script, task, inputs, options.repeats, extra)
             if found is not None:
                 results[side] = found
     check_values(results)
@@ -108,12 +78,20 @@ def main() -> None:
         if ours in results and peer in results:
             time = results[peer]["median"] / results[ours]["median"]
             memory = results[peer]["memory_gb"] / results[ours]["memory_gb"]
-            ratios[f"{peer} / {ours}"] = {"time": round(time, 2), "memory": round(memory, 2)}
+            first = results[peer]["first"] / results[ours]["median"]
+            ratios[f"{peer} / {ours}"] = {
+                "time": round(time, 2),
+                "first call": round(first, 2),
+                "memory": round(memory, 2),
+            }
             print(f"{peer} takes {time:.1f} times the time and {memory:.1f} times the memory of {ours}")
-    settings = {k: v for k, v in vars(options).items() if k != "json"}
-    write(
-        options.json, {"settings": settings, "results": results, "ratios": ratios, "machine": machine()}
-    )
+    settings = {k: v for k, v in vars(options).items() if k not in ("json", "plot")}
+    name = f"objective-{options.data}-{options.inducing}"
+    content = {"settings": settings, "results": results, "ratios": ratios, "machine": machine()}
+    write(options.json or RESULTS / f"{name}.json", content)
+    title = f"One value and gradient: {options.data}, n = {options.rows}, m = {options.inducing}"
+    seconds = {side: found["median"] for side, found in results.items()}
+    bars(options.plot or RESULTS / f"{name}.png", seconds, "seconds", title)
 
 
 if __name__ == "__main__":

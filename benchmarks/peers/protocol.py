@@ -84,3 +84,24 @@ def write(args, *, baseline, times, first, versions, **extra):
         **extra,
     }
     args.output.write_text(json.dumps(answer, indent=1, default=lambda a: a.tolist()) + "\n")
+
+
+class Clock:
+    """Seconds that count: training without the scoring in between."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._since = None
+
+    def start(self):
+        self._since = time.perf_counter()
+
+    def stop(self):
+        self.seconds += time.perf_counter() - self._since
+
+
+def scores(y, mean, variance):
+    """Root mean squared error and mean negative log predictive density."""
+    error = y - mean
+    nlpd = 0.5 * np.mean(np.log(2.0 * np.pi * variance) + error**2 / variance)
+    return {"rmse": float(np.sqrt(np.mean(error**2))), "nlpd": float(nlpd)}

@@ -14,11 +14,11 @@ from threadpoolctl import threadpool_limits
 
 from cglb import datasets
 from cglb.datasets import Split
+from cglb.iterative_training import train_iterative
 from cglb.kernels import Matern32
 from cglb.model import GP
 from cglb.objective import Objective
 from cglb.paper import machine, score
-from cglb.paper.iterative import iterative_gp
 from cglb.paper.runs import Run, cg_steps, is_complete
 from cglb.paper.spec import Budget, Method, Spec
 from cglb.train import Fit, train
@@ -145,7 +145,7 @@ def _learn(run: Run, split: Split, options: Options, callback: Callable[..., Non
     }
     data = (GP(Matern32(np.ones(split.X_train.shape[1]))), split.X_train, split.y_train)
     if method.kind == "iterative":
-        return iterative_gp().learn(*data, learning_rate=method.learning_rate, **shared)
+        return train_iterative(*data, learning_rate=method.learning_rate, **shared)
     return train(
         *data,
         _objective(method),

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from cglb import bounds, dense, metrics, posterior
+from cglb import bounds, dense, love, metrics, posterior
 from cglb.cg import solve
 from cglb.datasets import Split
 from cglb.dense import DenseGP
 from cglb.model import GP
-from cglb.paper.iterative import iterative_gp
 from cglb.paper.spec import Method
 from cglb.train import Fit
 
@@ -74,7 +73,7 @@ def _scores(method: Method, fit: Fit, v: Any, split: Split, conditioned: DenseGP
         return _target_scores(fit.gp, split, *conditioned.predict(split.X_test))
     data = (fit.gp, split.X_train, split.y_train, fit.Z)
     if method.kind == "iterative":
-        found = iterative_gp().posterior(*data)
+        _, found = love.condition(*data)
     elif method.kind == "sgpr":
         found = posterior.sgpr(*data)
     else:

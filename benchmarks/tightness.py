@@ -43,7 +43,6 @@ def trained(options: argparse.Namespace, X: np.ndarray, y: np.ndarray) -> Any:
         y,
         num_inducing=options.inducing,
         max_steps=options.steps,
-        steps_per_round=20,
         checkpoint=CHECKPOINTS / name,
         callback=lambda row, _: print(f"\rstep {row['step']}: {row['bound']:.1f}", end="", flush=True),
     )

@@ -19,6 +19,9 @@ from cglb.store import StoreError
 
 __all__ = ["START_NOT_FINITE", "Clock", "Round", "RoundResult", "free_gradient"]
 
+# pairs of steps that L-BFGS remembers: more than there are hyperparameters, so that it knows all of their
+# curvature; ten, SciPy's default, took up to twice the steps
+MEMORY = 50
 START_NOT_FINITE = (
     "The bound is not finite at the starting point. Look at the units of X and y, or start from larger "
     "noise."
@@ -87,7 +90,12 @@ class Round:
                     jac=True,
                     method="L-BFGS-B",
                     callback=self._accept,
-                    options={"maxiter": limit, "maxfun": 100 * limit + 100, "maxls": 30},
+                    options={
+                        "maxiter": limit,
+                        "maxfun": 100 * limit + 100,
+                        "maxls": 30,
+                        "maxcor": MEMORY,
+                    },
                 )
                 converged = result.status != 1
                 message = _explain(result.status, str(result.message))

@@ -58,7 +58,7 @@ def train(
     num_inducing: int = 512,
     optimize_inducing: bool = False,
     max_steps: int = 100,
-    steps_per_round: int = 25,
+    steps_per_round: int = 50,
     schedule: Schedule | None = None,
     floor: float | Mapping[str, float] = DEFAULT_FLOOR,
     fixed: tuple[str, ...] = (),

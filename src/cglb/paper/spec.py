@@ -34,7 +34,7 @@ PAPER_METHODS = ("iterative", "sgpr-4096", "cglb-4096", "cglb-2048", "cglb-1024"
 PAPER_SPLITS = 5
 PAPER_STEPS = 2000
 TWO_THIRDS = 2 / 3
-STEPS_PER_ROUND = 25
+STEPS_PER_ROUND = 50
 
 SPARSE = ("sgpr", "cglb", "chain")
 FLOOR = 1e-6

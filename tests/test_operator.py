@@ -7,7 +7,7 @@ import problems
 import pytest
 
 import cglb
-from cglb import tiles
+from cglb import plan, tiles
 from cglb.operator import STORE_AFTER, StoredOnUse
 
 N, D, T, S = 23, 2, 3, 11
@@ -232,23 +232,23 @@ def test_a_stored_operator_answers_like_the_tiled_one():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("memory_gb", [1e-5, 1e-4, 1e-3, 1e-2, 10.0])
 def test_tiles_shrink_to_the_budget(dtype, memory_gb):
-    tile = tiles.tile_size(dtype, memory_gb)
+    tile = plan.tile_size(dtype, memory_gb)
     a_few_tiles_a_core = 6 * tiles.lane_count() * tile**2 * jnp.dtype(dtype).itemsize
     assert tile == 16 or a_few_tiles_a_core <= memory_gb * 2**30
-    assert 16 <= tile <= tiles.tile_size(dtype)
-    assert tiles.tile_size(dtype, 10.0) == tiles.tile_size(dtype)
+    assert 16 <= tile <= plan.tile_size(dtype)
+    assert plan.tile_size(dtype, 10.0) == plan.tile_size(dtype)
 
 
 def test_operators_keep_the_tile_that_was_asked_for():
     X = np.random.default_rng(0).normal(size=(300, D))
-    assert cglb.kernel_operator(GP, X).tile == tiles.tile_size(jnp.float64)
+    assert cglb.kernel_operator(GP, X).tile == plan.tile_size(jnp.float64)
     assert cglb.kernel_operator(GP, X[:50]).tile == 50  # no padding beyond n
     small = cglb.kernel_operator(GP, X, memory_gb=1e-5)
-    assert small.tile == tiles.tile_size(jnp.float64, 1e-5) < tiles.tile_size(jnp.float64)
+    assert small.tile == plan.tile_size(jnp.float64, 1e-5) < plan.tile_size(jnp.float64)
     # a cheaper dtype stays within the budget too; without one it takes its own best tile
     assert small.astype(jnp.float32).tile == small.tile
     default = cglb.kernel_operator(GP, X).astype(jnp.float32)
-    assert default.tile == tiles.tile_size(jnp.float32)
+    assert default.tile == plan.tile_size(jnp.float32)
     assert cglb.kernel_operator(GP, X[:50]).astype(jnp.float32).tile == 50
 
 

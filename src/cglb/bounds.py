@@ -27,6 +27,7 @@ from cglb.checks import boundary
 from cglb.logdet import LOWER, Spectrum, find
 from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER, Nystrom
+from cglb.plan import Plan, plan_for
 from cglb.precision import Number
 
 __all__ = [
@@ -143,7 +144,7 @@ def cglb(
     r = e − K̂v. v = 0 gives `sgpr`, v = K̂⁻¹e the best bound of this form. One product K̂v (n² kernel
     entries, O(n) memory) beside O(nm²); the gradient takes one more pass over the tiles.
     """
-    plan = tiles.plan_for(X, symmetric=True)
+    plan = plan_for(X, symmetric=True)
     fixed, v = jax.lax.stop_gradient((gp, v))
     factors = nystrom.factor(fixed, X, jax.lax.stop_gradient(Z), jitter)
     Kv = tiles.product(plan, fixed.kernel, X, X, v[:, None])[:, 0]
@@ -159,7 +160,7 @@ def cglb_given(
     factors: Nystrom,
     Kv: Float[Array, " n"],
     logdet: Any,
-    plan: tiles.Plan,
+    plan: Plan,
 ) -> BoundTerms:
     """`cglb` where the Nyström factors and K(X, X)v (without noise) are already there."""
     e = y - gp.mean
@@ -183,7 +184,7 @@ def upper(
 
     With `cglb` at the same v this is an interval that contains the log marginal likelihood.
     """
-    plan = tiles.plan_for(X, symmetric=True)
+    plan = plan_for(X, symmetric=True)
     fixed, v = jax.lax.stop_gradient((gp, v))
     factors = nystrom.factor(fixed, X, jax.lax.stop_gradient(Z), jitter)
     Kv = tiles.product(plan, fixed.kernel, X, X, v[:, None])[:, 0]
@@ -210,7 +211,7 @@ def quadratic_interval(
     jitter: float = DEFAULT_JITTER,
 ) -> QuadraticInterval:
     """2eᵀv − vᵀK̂v ≤ eᵀK̂⁻¹e ≤ rᵀQ̂⁻¹r + 2eᵀv − vᵀK̂v (Lemma 3), for every v."""
-    plan = tiles.plan_for(X, symmetric=True)
+    plan = plan_for(X, symmetric=True)
     factors = nystrom.factor(gp, X, Z, jitter)
     e = y - gp.mean
     K_hat_v = tiles.product(plan, gp.kernel, X, X, v[:, None])[:, 0] + gp.noise * v

@@ -174,7 +174,7 @@ def _matches(key: str, name: str) -> bool:
 
 
 def _is_real(module: Any, keys: list[str]) -> bool:
-    """The mark that `kernels.parameter(real=True)` left on the field at this path."""
+    """The mark that `parameters.parameter(real=True)` left on the field at this path."""
     for key in keys[:-1]:
         module = getattr(module, key)
     field = next(f for f in dataclasses.fields(module) if f.name == keys[-1])

@@ -39,6 +39,7 @@ from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER, Nystrom, NystromError
 from cglb.objective import Evaluation, finite_or_none
 from cglb.operator import KernelOperator, StoredOnUse, kernel_operator
+from cglb.plan import plan_for
 
 __all__ = [
     "Draw",
@@ -241,7 +242,7 @@ def gradient(gp: GP, X: Float[Array, "n d"], found: Draw) -> GP:
     t = found.U.shape[1]
     a = jnp.concatenate([0.5 * found.v[:, None], found.U * (-0.5 / t)], axis=1)
     b = jnp.concatenate([found.v[:, None], found.W], axis=1)
-    plan = tiles.plan_for(X, symmetric=True)
+    plan = plan_for(X, symmetric=True)
     kernel_bar, _, _ = tiles.bilinear(plan, gp.kernel, X, X, a, b, inputs=False)
     slopes = (kernel_bar, jnp.sum(a * b), jnp.sum(found.v))
     return eqx.tree_at(lambda g: (g.kernel, g.noise, g.mean), gp, slopes)

@@ -19,8 +19,8 @@ from cglb.store import StoreError
 
 __all__ = ["START_NOT_FINITE", "Clock", "Round", "RoundResult", "free_gradient"]
 
-# pairs of steps that L-BFGS remembers: more than there are hyperparameters, so that it knows all of their
-# curvature; ten, SciPy's default, took up to twice the steps
+# pairs of steps that L-BFGS remembers: more than there are hyperparameters, so that it knows all of
+# their curvature
 MEMORY = 50
 START_NOT_FINITE = (
     "The bound is not finite at the starting point. Look at the units of X and y, or start from larger "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import equinox as eqx
 import numpy as np
 
-from cglb.kernels import Kernel, check_parameter, parameter
+from cglb.kernels import Kernel
+from cglb.parameters import check_parameter, parameter
 from cglb.precision import Number, is_traced
 
 __all__ = ["GP"]

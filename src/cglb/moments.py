@@ -22,6 +22,7 @@ from cglb import tiles
 from cglb.checks import boundary
 from cglb.model import GP
 from cglb.nystrom import Nystrom
+from cglb.plan import plan_for
 
 __all__ = ["lower", "residual_moments"]
 
@@ -41,7 +42,7 @@ def residual_moments(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(tr M, tr M²) through T = Q̂⁻¹E = K/σ² − AᵀH, H = A + (I + AAᵀ)⁻¹AE/σ², which has M's
     eigenvalues."""
-    plan = tiles.plan_for(X, symmetric=True)
+    plan = plan_for(X, symmetric=True)
     KAt = tiles.product(plan, gp.kernel, X, X, factors.At)
     noise = jnp.asarray(gp.noise)
     Ht = _right_factor(factors, KAt, noise)

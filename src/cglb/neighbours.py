@@ -13,7 +13,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from cglb.checks import boundary
-from cglb.kernels import Kernel, squared_distance
+from cglb.kernels import Kernel
+from cglb.profiles import squared_distance
 from cglb.relevance import raw_relevance
 
 __all__ = ["Blocks", "find_blocks"]

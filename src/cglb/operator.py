@@ -13,8 +13,9 @@ from jaxtyping import Array, Float
 from cglb.checks import boundary
 from cglb.kernels import Kernel
 from cglb.model import GP
+from cglb.plan import Plan, tile_size
 from cglb.precision import cast, in_float64
-from cglb.tiles import Plan, bilinear, dense, product, tile_size
+from cglb.tiles import bilinear, dense, product
 
 __all__ = ["DenseOperator", "KernelOperator", "Operator", "StoredOnUse", "kernel_operator"]
 

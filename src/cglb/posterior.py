@@ -23,6 +23,7 @@ from cglb.checks import boundary
 from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER
 from cglb.operator import kernel_operator
+from cglb.plan import plan_for
 
 __all__ = ["ExactPosterior", "IterativePosterior", "SparsePosterior", "cglb", "exact", "sgpr"]
 
@@ -161,12 +162,12 @@ def sgpr(
 
 
 def _cross_mean(gp: GP, X: Array, v: Array, X_star: Array) -> Array:
-    plan = tiles.plan_for(X, symmetric=False)
+    plan = plan_for(X, symmetric=False)
     return tiles.product(plan, gp.kernel, X_star, X, jnp.asarray(v)[:, None])[:, 0] + gp.mean
 
 
 def _cross_root(posterior: IterativePosterior, X_star: Array) -> Array:
-    plan = tiles.plan_for(posterior.X, symmetric=False)
+    plan = plan_for(posterior.X, symmetric=False)
     return tiles.product(plan, posterior.gp.kernel, X_star, posterior.X, posterior.root)
 
 

@@ -14,60 +14,25 @@ Reverse mode through `product` uses `bilinear`, so no tile is ever kept for it.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from cglb.kernels import Kernel
 from cglb.lanes import lane_count, sum_lanes
+from cglb.plan import Plan, pad_rows, walk
 
 __all__ = [
-    "Plan",
     "bilinear",
     "covariance",
     "dense",
     "known_product",
-    "plan_for",
     "product",
-    "tile_size",
     "trace_of_square",
 ]
-
-# Rows a tile. On a CPU a tile and its temporaries should fit in a core's level-2 cache (a 200 × 200
-# float64 tile is 320 kB); an accelerator wants larger ones to fill its units.
-CPU_TILE = {8: 200, 4: 256}
-ACCELERATOR_TILE = 2048
-TILES_A_PART = 4096
-
-
-class Plan(NamedTuple):
-    """How to walk K(X1, X2): static, so part of the compilation key."""
-
-    tile: int
-    symmetric: bool  # X1 is X2: visit each pair of blocks once
-
-
-def plan_for(X: Float[Array, "n d"], symmetric: bool) -> Plan:
-    """The plan with this device's tile, or one tile for few rows."""
-    return Plan(min(tile_size(X.dtype), X.shape[0]), symmetric)
-
-
-def tile_size(dtype: Any, memory_gb: float | None = None) -> int:
-    """Rows a tile for this device, shrunk where a few tiles a core would exceed the budget."""
-    if jnp.dtype(dtype).name not in ("float32", "float64"):
-        raise ValueError(f"dtype must be float32 or float64, found {jnp.dtype(dtype).name}.")
-    itemsize = jnp.dtype(dtype).itemsize
-    tile = CPU_TILE[itemsize] if jax.default_backend() == "cpu" else ACCELERATOR_TILE
-    if memory_gb is not None:
-        if not memory_gb > 0.0:
-            raise ValueError(f"memory_gb must be positive, found {memory_gb}.")
-        tiles_alive = 6 * lane_count()
-        tile = min(tile, int((memory_gb * 2**30 / (tiles_alive * itemsize)) ** 0.5))
-    return max(tile, 16)
 
 
 def product(
@@ -94,9 +59,12 @@ def bilinear(
 
     For a symmetric plan the gradient in X is the sum of the last two; `inputs=False` skips both.
     """
-    blocks = _blocks(plan, X1, X2, lane_count(kernel, X1, X2, a, b))
+    blocks = walk(plan, X1, X2, lane_count(kernel, X1, X2, a, b))
     F1, F2 = _features(plan.symmetric, kernel, X1, X2)
-    operands = (*_pad((F1, a), blocks.rows, plan.tile), *_pad((F2, b), blocks.columns, plan.tile))
+    operands = (
+        *pad_rows((F1, a), blocks.rows, plan.tile),
+        *pad_rows((F2, b), blocks.columns, plan.tile),
+    )
     kernel_bar, F1_bar, F2_bar = sum_lanes(
         lambda *pairs: _bilinear_lane(plan.symmetric, inputs, kernel, *operands, *pairs),
         blocks.parts,
@@ -128,10 +96,10 @@ def trace_of_square(
     Ht: Float[Array, "n m"],
 ) -> Float[Array, ""]:
     """Σ_{i≠j} TᵢⱼTⱼᵢ for T = K/noise − AᵀH: tr T² without its diagonal. 2n²m flops; values only."""
-    blocks = _blocks(plan, X, X, lane_count(kernel, X, At, Ht))
+    blocks = walk(plan, X, X, lane_count(kernel, X, At, Ht))
     F, _ = _features(True, kernel, X, X)
     real = jnp.ones(X.shape[0], dtype=X.dtype)  # 0 on rows of padding, whose kernel entries are not 0
-    operands = _pad((F, At, Ht, real), blocks.rows, plan.tile)
+    operands = pad_rows((F, At, Ht, real), blocks.rows, plan.tile)
     return sum_lanes(
         lambda *pairs: _trace_of_square_lane(kernel, noise, *operands, *pairs),
         blocks.parts,
@@ -159,9 +127,9 @@ _known_product.defvjp(_known_forward, _known_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(plan: Plan, kernel: Kernel, X1: Array, X2: Array, V: Array) -> Array:
-    blocks = _blocks(plan, X1, X2, lane_count(kernel, X1, X2, V))
+    blocks = walk(plan, X1, X2, lane_count(kernel, X1, X2, V))
     F1, F2 = _features(plan.symmetric, kernel, X1, X2)
-    operands = (_pad(F1, blocks.rows, plan.tile), *_pad((F2, V), blocks.columns, plan.tile))
+    operands = (pad_rows(F1, blocks.rows, plan.tile), *pad_rows((F2, V), blocks.columns, plan.tile))
     total = sum_lanes(
         lambda *pairs: _product_lane(plan.symmetric, kernel, *operands, *pairs),
         blocks.parts,
@@ -188,56 +156,6 @@ _product.defvjp(_product_forward, _product_backward)
 def dense(kernel: Kernel, noise: Float[Array, ""], X: Float[Array, "n d"]) -> Float[Array, "n n"]:
     """K(X, X) + noise·I as one array, its diagonal exact."""
     return covariance(kernel, X) + noise * jnp.eye(X.shape[0], dtype=X.dtype)
-
-
-# ---- tiles, lanes and padding ----
-
-
-class _Blocks(NamedTuple):
-    rows: int
-    columns: int
-    lanes: int
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]]  # one each: rows, columns, diagonal
-
-
-def _blocks(plan: Plan, X1: Array, X2: Array, lanes: int) -> _Blocks:
-    """Deal the tiles out to parts of equal length, so that one compilation serves them all: one part a
-    lane, or several if there are many tiles and more than one lane.
-
-    Block numbers run to one past the data: that last block is all padding, and parts that would fall
-    short visit it, where every vector is 0.
-    """
-    rows, columns = -(-X1.shape[0] // plan.tile), -(-X2.shape[0] // plan.tile)
-    if plan.symmetric:
-        I, J = np.triu_indices(rows, 1)
-        D = np.arange(rows)
-    else:
-        I, J = (index.ravel() for index in np.mgrid[:rows, :columns])
-        D = np.zeros(0, dtype=np.int64)
-    lanes = min(lanes, max(len(I), len(D), 1))
-    count = lanes * max(1, -(-len(I) // (lanes * TILES_A_PART))) if lanes > 1 else 1
-    parts = [
-        (_deal(I, part, count, rows), _deal(J, part, count, columns), _deal(D, part, count, rows))
-        for part in range(count)
-    ]
-    return _Blocks(rows + 1, columns + 1, lanes, parts)
-
-
-def _deal(index: np.ndarray, part: int, count: int, filler: int) -> np.ndarray:
-    length = -(-len(index) // count)
-    mine = index[part::count]
-    return np.concatenate([mine, np.full(length - len(mine), filler)]).astype(np.int32)
-
-
-def _pad(rows: Any, blocks: int, tile: int) -> Any:
-    """Arrays [n, ...] with zero rows added, as [blocks, tile, ...]."""
-
-    def pad(array: Array) -> Array:
-        missing = blocks * tile - array.shape[0]
-        padded = jnp.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1)))
-        return padded.reshape(blocks, tile, *array.shape[1:])
-
-    return jax.tree.map(pad, rows)
 
 
 @partial(jax.jit, static_argnums=0)

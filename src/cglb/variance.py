@@ -24,11 +24,12 @@ from cglb import nystrom, tiles, triangular
 from cglb.cg import Stop, conjugate_gradients
 from cglb.chain import Chain
 from cglb.checks import boundary
-from cglb.kernels import Kernel, squared_distance
+from cglb.kernels import Kernel
 from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER
 from cglb.operator import KernelOperator, StoredOnUse, kernel_operator
 from cglb.preconditioners import choose
+from cglb.profiles import squared_distance
 from cglb.relevance import raw_relevance
 
 __all__ = ["VarianceBracket", "bracket", "local"]

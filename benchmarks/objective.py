@@ -25,7 +25,7 @@ SIDES = {  # name: (environment, script, task, extra options, comparable value)
     "cglb cglb": (None, "run_cglb.py", "cglb", [], "cglb"),
     "cglb chain": (None, "run_cglb.py", "chain", [], None),
     "GPflow CGLB": ("gpflow", "run_gpflow.py", "cglb", ["--jitter", "1e-12"], "cglb"),
-    "GPflow CGLB, compiled": ("gpflow", "run_gpflow.py", "cglb_fixed", ["--jitter", "1e-12"], "cglb"),
+    "GPflow CGLB compiled": ("gpflow", "run_gpflow.py", "cglb_fixed", ["--jitter", "1e-12"], "cglb"),
     "GPyTorch iterative": ("torch", "run_torch.py", "iterative", [], None),
 }
 
@@ -71,7 +71,7 @@ def main() -> None:
     for ours, peer in (
         ("cglb sgpr", "GPflow SGPR"),
         ("cglb cglb", "GPflow CGLB"),
-        ("cglb cglb", "GPflow CGLB, compiled"),
+        ("cglb cglb", "GPflow CGLB compiled"),
         ("cglb cglb", "GPyTorch iterative"),
         ("cglb cglb", "cglb chain"),
     ):

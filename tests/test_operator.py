@@ -140,7 +140,7 @@ def test_lanes_and_parts_do_not_show(monkeypatch, lanes, part):
     X, V, _ = arrays()
     V = jnp.asarray(V)
     monkeypatch.setattr(tiles, "lane_count", lambda *_: lanes)
-    monkeypatch.setattr(tiles, "TILES_A_PART", part)
+    monkeypatch.setattr(plan, "TILES_A_PART", part)
     operator = cglb.kernel_operator(GP, X, tile=7)
     np.testing.assert_allclose(operator @ V, problems.dense(GP, X) @ np.asarray(V), atol=1e-12)
     assert_bilinear_gradient(operator, GP, X, V, V[::-1])

@@ -143,7 +143,7 @@ def test_which_bias_wins_depends_on_the_model_and_the_spread_does_not_show_it(gp
     """A model that is overconfident has a large quadratic term to fall short of: the estimate is far too
     high, which is what the paper saw. One that explains the data at low noise has only the
     log-determinant left to err in: too low."""
-    found = estimate(Iterative(rank=RANK), gp, X, Y)
+    found = estimate(Iterative(cg_min_steps=10, rank=RANK), gp, X, Y)
     assert (found.cg_steps, found.cg_stop) == (10, Stop.TOLERANCE)
     assert side * (found.value - exact(gp)[0]) > 3.0 * found.spread
 

@@ -364,7 +364,7 @@ def test_looking_does_not_take_a_run_away(tmp_path):
 
 
 def test_cores_are_shared_out(monkeypatch):
-    monkeypatch.setattr(workers.machine, "cores", lambda: [0, 1, 2, 3, 4])
+    monkeypatch.setattr(workers, "cores", lambda: [0, 1, 2, 3, 4])
     assert workers.shares(2) == [[0, 2, 4], [1, 3]]
     assert workers.shares(1) == [[0, 1, 2, 3, 4]]
     monkeypatch.setattr(workers.machine, "cores", lambda: [2, 5])

@@ -35,9 +35,10 @@ class Auto:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._chain()  # which checks the numbers
+        self.chain()  # which checks the numbers
 
-    def _chain(self, inner: int | None = None) -> Chain:
+    def chain(self, inner: int | None = None) -> Chain:
+        """A chain of these blocks with `inner` inducing points in its residual."""
         return Chain(self.block, self.neighbours, inner, seed=self.seed)
 
     @property
@@ -52,7 +53,7 @@ class Auto:
 
     def prepare(self, kernel: Kernel, X: Float[Array, "n d"]) -> AutoBound:
         """The candidates, with blocks and neighbours for these hyperparameters."""
-        return AutoBound(self._chain().prepare(kernel, X).blocks, self)
+        return AutoBound(self.chain().prepare(kernel, X).blocks, self)
 
 
 class AutoBound(eqx.Module):
@@ -71,7 +72,7 @@ class AutoBound(eqx.Module):
     def candidates(self, m: int) -> tuple[Any, ...]:
         """Bounds for m inducing points, cheap ones first."""
         inner = dict.fromkeys((0, m // 2, None))
-        chains = (ChainBound(self.blocks, i, self.settings._chain(i).name) for i in inner)
+        chains = (ChainBound(self.blocks, i, self.settings.chain(i).name) for i in inner)
         return (UPPER["amgm"], UPPER["hadamard"], *chains)
 
     def __call__(self, spectrum: Spectrum) -> Float[Array, ""]:

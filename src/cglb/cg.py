@@ -30,6 +30,8 @@ __all__ = ["Search", "Solution", "Stop", "conjugate_gradients", "direction", "do
 
 Preconditioner = Callable[[Array, Array, float], tuple[Array, bool]]
 
+# nats that CG may leave on the table where a model is used, not trained: the paper's
+PREDICTION_TOLERANCE = 1e-3
 RECOMPUTE_EVERY = 50
 STALLED_TURNS = 3
 

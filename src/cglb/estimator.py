@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from cglb import love, model_file, posterior
 from cglb.certificate import Evidence, certify
-from cglb.cg import Solution, solve
+from cglb.cg import PREDICTION_TOLERANCE, Solution, solve
 from cglb.iterative import Iterative
 from cglb.iterative_training import NOISE_FLOOR, train_iterative
 from cglb.kernels import RBF, Kernel, Matern12, Matern32, Matern52, RationalQuadratic
@@ -39,7 +39,6 @@ KERNELS = {
     "matern52": Matern52,
     "rational_quadratic": RationalQuadratic,
 }
-PREDICTION_TOLERANCE = 1e-3
 AUTO_INDUCING = 512
 CERTIFICATE_GB = 4.0
 VARIANCES = ("sgpr", "local", "cg")

@@ -20,15 +20,20 @@ from threadpoolctl import threadpool_limits
 
 from cglb.precision import float64, is_traced
 
-__all__ = ["lane_count", "map_lanes", "sum_lanes"]
+__all__ = ["cores", "lane_count", "map_lanes", "sum_lanes"]
 
 
 def lane_count(*operands: Any) -> int:
     """Cores this process may use; one on an accelerator, which is parallel by itself, and one while
     JAX traces any of the operands."""
-    if jax.default_backend() != "cpu" or is_traced(operands):
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if jax.default_backend() != "cpu" or is_traced(operands) else len(cores())
+
+
+def cores() -> list[int]:
+    """The cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def map_lanes(

@@ -43,6 +43,7 @@ __all__ = ["Fit", "Schedule", "default_schedule", "train"]
 
 Schedule = tuple[tuple[Any, float], ...]
 
+STEPS_PER_ROUND = 50
 # a round of L-BFGS that converged and gained less than this many nats ends the training
 SMALLEST_GAIN = 0.1
 
@@ -58,7 +59,7 @@ def train(
     num_inducing: int = 512,
     optimize_inducing: bool = False,
     max_steps: int = 100,
-    steps_per_round: int = 50,
+    steps_per_round: int = STEPS_PER_ROUND,
     schedule: Schedule | None = None,
     floor: float | Mapping[str, float] = DEFAULT_FLOOR,
     fixed: tuple[str, ...] = (),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 from pathlib import Path
 
@@ -11,7 +10,9 @@ import jax
 import numpy as np
 import scipy
 
-__all__ = ["cores", "peak_memory_gb", "reset_peak_memory", "summary", "versions"]
+from cglb.lanes import cores
+
+__all__ = ["peak_memory_gb", "reset_peak_memory", "summary", "versions"]
 
 
 def summary() -> dict[str, str | int | float]:
@@ -36,13 +37,6 @@ def versions() -> dict[str, str]:
         "scipy": scipy.__version__,
         "python": platform.python_version(),
     }
-
-
-def cores() -> list[int]:
-    """The cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def peak_memory_gb() -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cglb import bounds, dense, love, metrics, posterior
-from cglb.cg import solve
+from cglb.cg import PREDICTION_TOLERANCE, solve
 from cglb.datasets import Split
 from cglb.dense import DenseGP
 from cglb.model import GP
@@ -17,7 +17,6 @@ from cglb.train import Fit
 
 __all__ = ["at_interval", "final"]
 
-PREDICTION_TOLERANCE = 1e-3
 Scores = dict[str, float]
 
 

@@ -17,6 +17,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cglb import datasets
+from cglb.constraints import DEFAULT_FLOOR
+from cglb.iterative_training import NOISE_FLOOR
+from cglb.train import STEPS_PER_ROUND
 
 __all__ = [
     "PAPER_DATA",
@@ -34,12 +37,10 @@ PAPER_METHODS = ("iterative", "sgpr-4096", "cglb-4096", "cglb-2048", "cglb-1024"
 PAPER_SPLITS = 5
 PAPER_STEPS = 2000
 TWO_THIRDS = 2 / 3
-STEPS_PER_ROUND = 50
 
 SPARSE = ("sgpr", "cglb", "chain")
-FLOOR = 1e-6
 # Iterative GP's own: the paper found it necessary for stability; the supplement tries the other pairs
-ITERATIVE_FLOOR, ITERATIVE_RATE = 1e-4, 0.1
+ITERATIVE_FLOOR, ITERATIVE_RATE = NOISE_FLOOR, 0.1
 ITERATIVE_GRID = tuple((rate, floor) for rate in (0.1, 0.01) for floor in (1e-4, 1e-6))
 
 POSSIBLE = (
@@ -60,7 +61,7 @@ class Method:
 
     kind: str
     num_inducing: int | None = None
-    noise_floor: float = FLOOR
+    noise_floor: float = DEFAULT_FLOOR
     learning_rate: float | None = None
 
     @property

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cglb.compiled import use_compilation_cache
-from cglb.paper import machine
+from cglb.lanes import cores
 from cglb.paper.execute import Options, work
 from cglb.paper.runs import Run
 from cglb.paper.spec import Budget, Spec
@@ -47,10 +47,10 @@ def run_workers(runs: list[Run], options: Options, workers: int, root: Path) -> 
 
 def shares(workers: int) -> list[list[int]]:
     """The cores of each worker; they share cores only where there are more workers than cores."""
-    cores = machine.cores()
-    if workers >= len(cores):
-        return [[cores[number % len(cores)]] for number in range(workers)]
-    return [cores[number::workers] for number in range(workers)]
+    mine = cores()
+    if workers >= len(mine):
+        return [[mine[number % len(mine)]] for number in range(workers)]
+    return [mine[number::workers] for number in range(workers)]
 
 
 def _start(job: str, number: int, cores: list[int], root: Path) -> subprocess.Popen[Any]:

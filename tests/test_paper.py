@@ -367,7 +367,7 @@ def test_cores_are_shared_out(monkeypatch):
     monkeypatch.setattr(workers, "cores", lambda: [0, 1, 2, 3, 4])
     assert workers.shares(2) == [[0, 2, 4], [1, 3]]
     assert workers.shares(1) == [[0, 1, 2, 3, 4]]
-    monkeypatch.setattr(workers.machine, "cores", lambda: [2, 5])
+    monkeypatch.setattr(workers, "cores", lambda: [2, 5])
     assert workers.shares(3) == [[2], [5], [2]]
 
 

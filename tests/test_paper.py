@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
@@ -162,6 +163,21 @@ def test_one_array_gives_the_exact_likelihood_and_posterior():
     mean, variance = found.predict(rows)
     np.testing.assert_allclose(mean, expected.mean(rows), rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(variance, expected.variance(rows), rtol=1e-6, atol=1e-10)
+
+
+@pytest.mark.parametrize("n", [40, dense.TILE + 1, 2 * dense.TILE + 100])
+def test_one_array_gives_the_gradient_of_the_exact_likelihood(n):
+    X, y, _ = problems.data(n=n, d=2)
+    kernel = cglb.Matern32([0.8, 1.7], 1.3) + cglb.Linear(0.3).on([1])
+    with cglb.float64():
+        gp = jax.tree.map(jnp.asarray, cglb.GP(kernel, 0.05, 0.2))
+        terms, found = dense.value_and_gradient(gp, jnp.asarray(X), jnp.asarray(y))
+        exact = cglb.bounds.exact(gp, X, y)
+        expected = jax.grad(lambda gp: cglb.bounds.exact(gp, X, y).value)(gp)
+    for name in ("constant", "quadratic", "logdet"):
+        np.testing.assert_allclose(getattr(terms, name), getattr(exact, name), rtol=1e-10)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-8)
 
 
 def test_the_array_is_factored_in_its_place(monkeypatch):

@@ -14,9 +14,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from cglb import bounds, nystrom
+from cglb import bounds, dense, nystrom
 from cglb.auto import AutoBound
 from cglb.bounds import UPPER, BoundTerms
 from cglb.cg import Stop, conjugate_gradients
@@ -132,7 +133,7 @@ def evaluate(
     as at the far end of a line search."""
     try:
         found = _evaluate(prepared, gp, X, y, Z, v0)
-    except NystromError:
+    except (NystromError, np.linalg.LinAlgError):
         return None
     return finite_or_none(found)
 
@@ -148,7 +149,7 @@ def _evaluate(
 ) -> Evaluation:
     objective, logdet = prepared.objective, prepared.logdet
     if objective.method == "exact":
-        terms, (gp_bar,) = _value_and_grad(lambda gp: bounds.exact(gp, X, y), gp)
+        terms, gp_bar = dense.value_and_gradient(gp, X, y)
         return Evaluation(terms, gp_bar, None, None)
     assert Z is not None
     factors = nystrom.factor(gp, X, Z, objective.jitter)

@@ -240,7 +240,7 @@ def test_tiles_shrink_to_the_budget(dtype, memory_gb):
 
 
 def test_operators_keep_the_tile_that_was_asked_for():
-    X = np.random.default_rng(0).normal(size=(300, D))
+    X = np.random.default_rng(0).normal(size=(400, D))
     assert cglb.kernel_operator(GP, X).tile == plan.tile_size(jnp.float64)
     assert cglb.kernel_operator(GP, X[:50]).tile == 50  # no padding beyond n
     small = cglb.kernel_operator(GP, X, memory_gb=1e-5)

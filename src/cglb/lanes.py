@@ -20,13 +20,19 @@ from threadpoolctl import threadpool_limits
 
 from cglb.precision import float64, is_traced
 
-__all__ = ["cores", "lane_count", "map_lanes", "sum_lanes"]
+__all__ = ["cores", "lane_count", "map_lanes", "on_host", "sum_lanes"]
+
+
+def on_host(*operands: Any) -> bool:
+    """Whether the numbers are there and in the processor's own memory: not on an accelerator, and not
+    while JAX traces any of the operands."""
+    return jax.default_backend() == "cpu" and not is_traced(operands)
 
 
 def lane_count(*operands: Any) -> int:
-    """Cores this process may use; one on an accelerator, which is parallel by itself, and one while
-    JAX traces any of the operands."""
-    return 1 if jax.default_backend() != "cpu" or is_traced(operands) else len(cores())
+    """Cores this process may use; one where threads are of no use: on an accelerator, which is parallel
+    by itself, and inside a trace."""
+    return len(cores()) if on_host(*operands) else 1
 
 
 def cores() -> list[int]:

@@ -13,6 +13,7 @@ its gradient is derived by hand and made of matrix products, about 2nm² flops o
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -24,8 +25,9 @@ from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
-from cglb import tiles, triangular
+from cglb import host, tiles, triangular
 from cglb.kernels import Kernel
+from cglb.lanes import lane_count, map_lanes, on_host, sum_lanes
 from cglb.model import GP
 from cglb.precision import is_traced
 
@@ -33,7 +35,10 @@ __all__ = ["Nystrom", "NystromError", "factor", "gram"]
 
 DEFAULT_JITTER = 1e-12
 LARGEST_JITTER = 1e-3
-CHUNK_ROWS = 2048
+# Rows of k(X, Z) that a lane makes at a time, and rows that its gradient takes at a time: their
+# temporaries should stay in a core's cache, and products of so many rows still run at full rate.
+FILL_ROWS = 256
+PULL_ROWS = 256
 
 
 class NystromError(ValueError):
@@ -109,7 +114,7 @@ def factor(
     """
     if not is_traced(jitter) and not 0.0 <= jitter < np.inf:  # a negative one would break the bounds
         raise ValueError(f"jitter must be finite and at least 0, found {jitter}.")
-    factors = _factor(gp.kernel, gp.noise, X, Z, jnp.asarray(jitter, dtype=X.dtype))
+    factors = _factor(gp.kernel, jnp.asarray(gp.noise), X, Z, jnp.asarray(jitter, dtype=X.dtype))
     if not is_traced(factors):
         _check(factors, gp, X, Z)
     return factors
@@ -138,48 +143,65 @@ def _kuu(kernel: Kernel, Z: Array, jitter: Array) -> Array:
     return tiles.covariance(kernel, Z) + jitter * jnp.mean(kernel.diag(Z)) * eye
 
 
-def _chunks(rows: int) -> tuple[int, int]:
-    """How many chunks of how many rows: equal ones, so that little is padded."""
-    count = -(-rows // CHUNK_ROWS)
-    return count, -(-rows // count)
+def _starts(n: int, size: int) -> tuple[int, np.ndarray]:
+    """Chunks of `size` rows (or of all) as where each begins and its first row that no other has: the
+    last one overlaps the one before, so that all are of one shape and nothing is padded."""
+    size = min(size, n)
+    own = np.arange(0, n, size)
+    return size, np.stack([np.minimum(own, n - size), own], axis=1)
 
 
-def _chunked(array: Array) -> Array:
-    """[n, ...] as [chunks, rows, ...], padded with zeros."""
-    count, size = _chunks(array.shape[0])
-    missing = count * size - array.shape[0]
-    padded = jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
-    return padded.reshape(count, size, *array.shape[1:])
+def _factor(kernel: Kernel, noise: Array, X: Array, Z: Array, jitter: Array) -> Nystrom:
+    L, jitter = _factor_kuu(kernel, Z, jitter)
+    rows = _rows_on_host if on_host(kernel, noise, X, Z, jitter) else _rows
+    At, G = rows(kernel, jnp.sqrt(noise), X, Z, L)
+    return Nystrom(At, L, G, _factor_B(G), jnp.asarray(noise), kernel.diag(X), jitter)
 
 
 @jax.jit
-def _factor(kernel: Kernel, noise: Array, X: Array, Z: Array, jitter: Array) -> Nystrom:
-    n, m = X.shape[0], Z.shape[0]
+def _factor_kuu(kernel: Kernel, Z: Array, jitter: Array) -> tuple[Array, Array]:
+    """(L, the jitter it took)."""
 
     def failed(state: tuple[Array, Array]) -> Array:
-        jitter, L = state
+        L, jitter = state
         return ~jnp.isfinite(L[-1, -1]) & (jitter < 0.99 * LARGEST_JITTER)
 
     def retry(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        jitter = jnp.minimum(10.0 * jnp.maximum(state[0], 1e-14), LARGEST_JITTER)
-        return jitter, jnp.linalg.cholesky(_kuu(kernel, Z, jitter))
+        jitter = jnp.minimum(10.0 * jnp.maximum(state[1], 1e-14), LARGEST_JITTER)
+        return jnp.linalg.cholesky(_kuu(kernel, Z, jitter)), jitter
 
-    jitter, L = lax.while_loop(failed, retry, (jitter, jnp.linalg.cholesky(_kuu(kernel, Z, jitter))))
-    sigma = jnp.sqrt(noise)
+    return lax.while_loop(failed, retry, (jnp.linalg.cholesky(_kuu(kernel, Z, jitter)), jitter))
 
-    def chunk(G: Array, rows: tuple[Array, Array]) -> tuple[Array, Array]:
-        X_c, real = rows
-        At_c = triangular.solve_right(L, kernel(X_c, Z)) * (real / sigma)[:, None]
-        # the product AAᵀ is twice as fast from a transposed copy, which XLA would optimise away
-        At_c = lax.optimization_barrier(At_c)
-        A_c = lax.optimization_barrier(At_c.T)
-        return G + A_c @ A_c.T, At_c
 
-    real = jnp.ones(n, dtype=X.dtype)  # 0 on the rows of padding
-    G, At = lax.scan(chunk, jnp.zeros((m, m), dtype=X.dtype), (_chunked(X), _chunked(real)))
-    At = At.reshape(-1, m)[:n]
-    LB = jnp.linalg.cholesky(G + jnp.eye(m, dtype=G.dtype))
-    return Nystrom(At, L, G, LB, jnp.asarray(noise), kernel.diag(X), jitter)
+@jax.jit
+def _factor_B(G: Array) -> Array:
+    return jnp.linalg.cholesky(G + jnp.eye(G.shape[0], dtype=G.dtype))
+
+
+@jax.jit
+def _rows(kernel: Kernel, sigma: Array, X: Array, Z: Array, L: Array) -> tuple[Array, Array]:
+    """(Aᵀ, AAᵀ)."""
+    At = triangular.solve_right(L, kernel(X, Z)) / sigma
+    return At, At.T @ At
+
+
+def _rows_on_host(kernel: Kernel, sigma: Array, X: Array, Z: Array, L: Array) -> tuple[Array, Array]:
+    """`_rows` by BLAS, in one array."""
+    size, starts = _starts(X.shape[0], FILL_ROWS)
+    At = host.empty((X.shape[0], Z.shape[0]), X.dtype)
+
+    def fill(start: int) -> None:
+        At[start : start + size] = _cross(kernel, X, Z, start, size)
+
+    deque(map_lanes(fill, [(int(start),) for start, _ in starts], lane_count()), maxlen=0)
+    host.solve_rows(np.asarray(L), At, 1.0 / float(sigma))
+    G = host.gram(At)
+    return host.to_jax(At), jnp.asarray(G)
+
+
+@partial(jax.jit, static_argnums=4)
+def _cross(kernel: Kernel, X: Array, Z: Array, start: Array, size: int) -> Array:
+    return kernel(lax.dynamic_slice_in_dim(X, start, size), Z)
 
 
 # ---- the differentiable part ----
@@ -211,12 +233,13 @@ def _gram(
 def _gram_forward(
     rows: bool, kernel: Kernel, noise: Array, Z: Array, r: Array, X: Array, factors: Nystrom
 ) -> Any:
-    return _gram(rows, kernel, noise, Z, r, X, factors), (kernel, noise, Z, r, X, factors)
+    G, c, At = _gram(rows, kernel, noise, Z, r, X, factors)  # pyright: ignore[reportGeneralTypeIssues]
+    return (G, c, At), (kernel, noise, Z, r, X, factors, c)
 
 
 def _gram_backward(rows: bool, residuals: Any, cotangents: Any) -> Any:
-    kernel, noise, Z, r, X, factors = residuals
-    grads = _gram_pullback(kernel, noise, Z, r, X, factors, *cotangents)
+    kernel, noise, Z, r, X, factors, c = residuals
+    grads = _gram_pullback(kernel, noise, Z, r, X, factors, c, *cotangents)
     fixed = jax.tree.map(jnp.zeros_like, (X, factors))
     return (*grads, *fixed)
 
@@ -224,7 +247,6 @@ def _gram_backward(rows: bool, residuals: Any, cotangents: Any) -> Any:
 _gram.defvjp(_gram_forward, _gram_backward)
 
 
-@jax.jit
 def _gram_pullback(
     kernel: Kernel,
     noise: Array,
@@ -232,6 +254,7 @@ def _gram_pullback(
     r: Array,
     X: Array,
     factors: Nystrom,
+    c: Array,
     G_bar: Array,
     c_bar: Array,
     At_bar: Array | None,
@@ -241,39 +264,92 @@ def _gram_pullback(
     Kuf_bar = L⁻ᵀA_bar/σ,  Kuu_bar = −sym(L⁻ᵀ Φ(M) L⁻¹) (Φ: lower triangle, halved diagonal),
     σ²_bar = −tr(M)/(2σ²),  r_bar = Aᵀc̄.
     """
-    At, L, G = factors.At, factors.L, factors.G
-    sigma = jnp.sqrt(noise)
+    At = factors.At
+    M, L_inverse, *right = _pull_small(noise, c, factors, G_bar, c_bar)
+    size, starts = _starts(X.shape[0], PULL_ROWS)
+    lanes = min(lane_count(kernel, noise, Z, X, At, c_bar), len(starts))
+    kernel_bar, F_bar, M_direct = sum_lanes(
+        lambda *mine: _pull_lane(size, kernel, Z, X, r, At, At_bar, *right, *mine),
+        [(starts[lane::lanes],) for lane in range(lanes)],
+        lanes,
+    )
+    if M_direct is not None:
+        M = M + M_direct
+    return _pull_rest(kernel, noise, Z, factors, L_inverse, M, kernel_bar, F_bar, c_bar)
+
+
+@jax.jit
+def _pull_small(
+    noise: Array, c: Array, factors: Nystrom, G_bar: Array, c_bar: Array
+) -> tuple[Array, ...]:
+    """M but for what comes through A itself, L⁻¹, and for chunks of rows (Ḡ + Ḡᵀ, c̄ᵀ, I) L⁻¹/σ."""
     G_sym = G_bar + G_bar.T
-    c = factors.project(r)
-    M = G_sym @ G + jnp.outer(c_bar, c)
-    # the part of A_barᵀL⁻¹ that is linear in A and r needs only small matrices
-    L_inverse = triangular.inverse(L)
-    right = G_sym @ L_inverse / sigma
-    c_right = c_bar @ L_inverse / sigma
+    M = G_sym @ factors.G + jnp.outer(c_bar, c)
+    L_inverse = triangular.inverse(factors.L)
+    scaled = L_inverse / jnp.sqrt(noise)
+    return M, L_inverse, G_sym @ scaled, c_bar @ scaled, scaled
 
-    def chunk(carry: Any, rows: Any) -> tuple[Any, None]:
-        grads, M = carry
-        X_c, At_c, r_c, *direct = rows
-        Kfu_bar = At_c @ right + r_c[:, None] * c_right[None, :]
-        if direct:
-            M = M + lax.optimization_barrier(direct[0].T) @ At_c
-            Kfu_bar = Kfu_bar + triangular.solve_right_transposed(L, direct[0] / sigma)
-        _, pull = jax.vjp(lambda k, z: k(X_c, z), kernel, Z)
-        return (jax.tree.map(jnp.add, grads, pull(Kfu_bar)), M), None
 
-    zeros = jax.tree.map(jnp.zeros_like, (kernel, Z))
-    arrays = (X, At, r) if At_bar is None else (X, At, r, At_bar)
-    rows = tuple(_chunked(array) for array in arrays)
-    ((kernel_bar, Z_bar), M), _ = lax.scan(chunk, (zeros, M), rows)
+@partial(jax.jit, static_argnums=0)
+def _pull_lane(
+    size: int,
+    kernel: Kernel,
+    Z: Array,
+    X: Array,
+    r: Array,
+    At: Array,
+    At_bar: Array | None,
+    right: Array,
+    c_right: Array,
+    scaled: Array,
+    starts: Array,
+) -> tuple[Kernel, Any, Array | None]:
+    """Over chunks of rows: Kfu_bar, pulled back to the kernel and the features of Z; and At_barᵀAᵀ."""
+    origin = Z[:1]
+    FZ = kernel.features(Z, origin)
 
+    def chunk(carry: Any, begin: Array) -> tuple[Any, None]:
+        total, M = carry
+        rows = partial(lax.dynamic_slice_in_dim, start_index=begin[0], slice_size=size)
+        own = begin[0] + jnp.arange(size) >= begin[1]
+        At_c = rows(At)
+        Kfu_bar = At_c @ right + rows(r)[:, None] * c_right[None, :]
+        if At_bar is not None:
+            direct = jnp.where(own[:, None], rows(At_bar), 0.0)
+            Kfu_bar = Kfu_bar + direct @ scaled
+            # a product with the long side transposed is slow unless it is made from a copy
+            M = M + lax.optimization_barrier(direct.T) @ At_c
+        W = lax.optimization_barrier(jnp.where(own[:, None], Kfu_bar, 0.0))
+        FX, pull = jax.vjp(lambda kernel: kernel.features(rows(X), origin), kernel)
+        kernel_bar, FX_bar, FZ_bar = kernel.pull_between(FX, FZ, W, True)
+        parts = (jax.tree.map(jnp.add, kernel_bar, pull(FX_bar)[0]), FZ_bar)
+        return (jax.tree.map(jnp.add, total, parts), M), None
+
+    zeros = jax.tree.map(jnp.zeros_like, ((kernel, FZ), None if At_bar is None else right))
+    (total, M), _ = lax.scan(chunk, zeros, starts)
+    return (*total, M)
+
+
+@jax.jit
+def _pull_rest(
+    kernel: Kernel,
+    noise: Array,
+    Z: Array,
+    factors: Nystrom,
+    L_inverse: Array,
+    M: Array,
+    kernel_bar: Kernel,
+    FZ_bar: Any,
+    c_bar: Array,
+) -> tuple[Kernel, Array, Array, Array]:
     phi = jnp.tril(M) - 0.5 * jnp.diag(jnp.diagonal(M))
     Kuu_bar = -(L_inverse.T @ phi @ L_inverse)
     Kuu_bar = 0.5 * (Kuu_bar + Kuu_bar.T)
-    _, pull = jax.vjp(lambda k, z: _kuu(k, z, factors.jitter), kernel, Z)
-    kernel_uu, Z_uu = pull(Kuu_bar)
-    return (
-        jax.tree.map(jnp.add, kernel_bar, kernel_uu),
-        -0.5 * jnp.trace(M) / noise,
-        Z_bar + Z_uu,
-        At @ c_bar,
-    )
+
+    def of_Z(kernel: Kernel, Z: Array) -> Any:
+        return _kuu(kernel, Z, factors.jitter), kernel.features(Z, Z[:1])
+
+    _, pull = jax.vjp(of_Z, kernel, Z)
+    kernel_more, Z_bar = pull((Kuu_bar, FZ_bar))
+    total = jax.tree.map(jnp.add, kernel_bar, kernel_more)
+    return total, -0.5 * jnp.trace(M) / noise, Z_bar, factors.At @ c_bar

@@ -219,7 +219,7 @@ def _product_lane(
 
     def diagonal(out: Array, i: Array) -> tuple[Array, None]:
         K = kernel.between(_block(F1, i), _block(F1, i))
-        return out.at[i].add(_off_diagonal(K) @ V[i]), None
+        return out.at[i].add(K @ V[i] - jnp.diagonal(K)[:, None] * V[i]), None
 
     rows = jax.tree.leaves(F1)[0]
     out = jnp.zeros((*rows.shape[:2], V.shape[2]), dtype=V.dtype)

@@ -1,0 +1,48 @@
+"""What BLAS does better than XLA on a processor: solves in place, and half of a symmetric product.
+
+For numbers that are there (`lanes.on_host`). A row-major array is, to BLAS, its own transpose: Aᵀ [n, m]
+in NumPy's order is A [m, n] in BLAS's, so nothing is copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.linalg import get_blas_funcs
+
+__all__ = ["empty", "gram", "solve_rows", "to_jax"]
+
+ALIGNMENT = 64  # bytes; JAX takes a NumPy array over without a copy only where it begins at a multiple
+
+
+def empty(shape: tuple[int, int], dtype: Any) -> np.ndarray:
+    """An array that `to_jax` need not copy."""
+    itemsize = np.dtype(dtype).itemsize
+    size, spare = int(np.prod(shape)), ALIGNMENT // itemsize
+    buffer = np.empty(size + spare, dtype=dtype)
+    first = (-buffer.ctypes.data % ALIGNMENT) // itemsize
+    return buffer[first : first + size].reshape(shape)
+
+
+def to_jax(array: np.ndarray) -> jax.Array:
+    """The same memory as a JAX array; the caller gives `array` up."""
+    return jax.device_put(array, may_alias=True)
+
+
+def solve_rows(L: np.ndarray, rows: np.ndarray, scale: float) -> None:
+    """rows ← scale · rows L⁻ᵀ in place, by substitution: n·m² flops.
+
+    L [m, m] lower triangular, rows [n, m], both in NumPy's order.
+    """
+    (trsm,) = get_blas_funcs(("trsm",), (rows,))
+    solved = trsm(scale, L.T, rows.T, lower=0, trans_a=1, overwrite_b=1)
+    assert np.shares_memory(solved, rows)
+
+
+def gram(rows: np.ndarray) -> np.ndarray:
+    """rowsᵀ rows [m, m], in n·m² flops: one triangle is made, the other copied."""
+    (syrk,) = get_blas_funcs(("syrk",), (rows,))
+    half = syrk(1.0, rows.T, lower=1)
+    return np.tril(half) + np.tril(half, -1).T

@@ -554,6 +554,7 @@ def test_figures_are_drawn_for_what_there_is(tmp_path):
         for number, method in enumerate(spec.parse_methods("iterative-grid")):
             handmade(tmp_path, Spec("pol", split, method), rmse=0.5 + 0.1 * number)
     handmade(tmp_path, Spec("wine", 0, Method.parse("sgpr-8")), cholesky=False)
+    Run(tmp_path, Spec("wine", 1, Method.parse("sgpr-8"))).register(Budget())  # no step yet
     written = command("figures", "--store", tmp_path, "--output", tmp_path / "out").output.split()
     names = {Path(name).name for name in written}
     pol = {f"pol-{name}" for name in ("rmse-nlpd", "cg-steps", "bound", "iterative-grid")}
@@ -562,6 +563,7 @@ def test_figures_are_drawn_for_what_there_is(tmp_path):
     for path in (tmp_path / "out").iterdir():
         assert path.stat().st_size > 5000
     assert b"<svg" in (tmp_path / "out" / "pol-bound.svg").read_bytes()[:1000]
+    assert "wine, 1 split" in (tmp_path / "out" / "wine-rmse-nlpd.svg").read_text()
     only_wine = [run for run in runs.find(tmp_path) if run.spec.data == "wine"]
     again = figures.draw(only_wine, tmp_path / "again")
     assert len(again) == 4

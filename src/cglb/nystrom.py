@@ -240,8 +240,7 @@ def _gram_forward(
 def _gram_backward(rows: bool, residuals: Any, cotangents: Any) -> Any:
     kernel, noise, Z, r, X, factors, c = residuals
     grads = _gram_pullback(kernel, noise, Z, r, X, factors, c, *cotangents)
-    fixed = jax.tree.map(jnp.zeros_like, (X, factors))
-    return (*grads, *fixed)
+    return (*grads, None, None)  # X and the factors are held fixed
 
 
 _gram.defvjp(_gram_forward, _gram_backward)

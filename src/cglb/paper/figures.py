@@ -73,7 +73,8 @@ def draw(runs: Iterable[Run], folder: Path) -> list[Path]:
     """Every figure that the runs have data for; the files written, two a figure."""
     by_data: dict[str, list[Run]] = {}
     for run in runs:
-        by_data.setdefault(run.spec.data, []).append(run)
+        if run.history():  # one that has not taken a step has nothing to show, and is no split yet
+            by_data.setdefault(run.spec.data, []).append(run)
     written: list[Path] = []
     with matplotlib.rc_context(RC):
         for data, of_data in by_data.items():

@@ -1,5 +1,6 @@
 """Conjugate gradients: the certificate is true, and stopping is never silent."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import problems
@@ -37,6 +38,40 @@ def test_any_start_is_at_least_as_good_as_sgpr(case):
     sgpr = bounds.sgpr(gp, X, y, Z, logdet="amgm").value
     value = bounds.cglb(gp, X, y, Z, solution.v).value
     assert value >= sgpr - slack_for(sgpr)
+
+
+def start_from(gp, X, y, Z, columns):
+    """Where CG starts, given the solutions of other problems."""
+    with cglb.float64():
+        operator = cglb.kernel_operator(gp, X)
+        factors = nystrom.factor(*jax.tree.map(jnp.asarray, (gp, X, Z)))
+        e = jnp.asarray(y) - gp.mean
+        return conjugate_gradients(operator, e, factors, v0=jnp.asarray(columns), max_steps=0)
+
+
+def test_several_starts_are_combined_as_well_as_can_be():
+    """The residual of the best combination is orthogonal to each of them, and it is a true residual."""
+    gp, X, y, Z = hard_problem()
+    e, K_hat = y - float(gp.mean), problems.dense(gp, X)
+    nearby = [cglb.GP(gp.kernel, float(gp.noise) * f, gp.mean) for f in (1.5, 1.6, 1.8)]
+    columns = np.stack([np.linalg.solve(problems.dense(other, X), e) for other in nearby], axis=1)
+    found = start_from(gp, X, y, Z, columns)
+    residual = e - K_hat @ np.asarray(found.v)
+    np.testing.assert_allclose(K_hat @ np.asarray(found.v), found.K_hat_v, atol=1e-9)
+    assert (np.abs(columns.T @ residual) <= 1e-6 * np.abs(columns.T @ e)).all()
+    alone = [float(start_from(gp, X, y, Z, column).slack) for column in columns.T]
+    assert float(found.slack) < 0.05 * min(alone)  # three points of a smooth path extrapolate it
+
+
+def test_starts_that_say_nothing_new_do_no_harm():
+    gp, X, y, Z = hard_problem()
+    v = np.linalg.solve(problems.dense(gp, X), y - float(gp.mean))
+    for columns in ([v, 0 * v, 0 * v], [v, v, v], [0 * v, 0 * v, 0 * v], [v, 1e-3 * v, np.cos(v)]):
+        found = start_from(gp, X, y, Z, np.stack(columns, axis=1))
+        if columns[0].any():
+            np.testing.assert_allclose(found.v, v, rtol=1e-6, atol=1e-8 * np.abs(v).max())
+        else:
+            assert not np.asarray(found.v).any()
 
 
 def hard_problem(n=200):

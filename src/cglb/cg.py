@@ -110,7 +110,7 @@ def conjugate_gradients(
     factors: Nystrom,
     *,
     precondition: Preconditioner | None = None,
-    v0: Float[Array, "n *t"] | None = None,
+    v0: Float[Array, "n *k"] | None = None,
     tolerance: float | Float[Array, "*t"] = 1.0,
     max_steps: int = 1000,
     fast: Operator | None = None,
@@ -118,6 +118,8 @@ def conjugate_gradients(
 ) -> Solution:
     """CG on K̂v = e for one vector [n] or several columns [n, t], each with its own step lengths.
 
+    v0:           where to start, of the shape of e; for one vector also several columns [n, k], whose
+                  best combination is the start.
     precondition: (z, same) from (r, Q̂⁻¹r, slack in tolerances); by default z = Q̂⁻¹r. Where `same` is
                   False the directions start anew. The stop rule uses Q̂⁻¹ whatever the preconditioner.
     fast:         an operator for the products inside the loop (float32, say); `operator` certifies.
@@ -129,7 +131,7 @@ def conjugate_gradients(
         raise ValueError(f"max_steps must be at least 0, found {max_steps}.")
     single = e.ndim == 1
     E = e[:, None] if single else e
-    V0 = None if v0 is None else (v0[:, None] if single else v0)
+    V0 = v0[:, None] if v0 is not None and v0.ndim == 1 else v0
     limit = np.broadcast_to(np.asarray(tolerance, dtype=float), (E.shape[1],))
     out = _solve_columns(
         operator, E, factors, precondition, V0, limit, max_steps, fast or operator, on_step
@@ -213,7 +215,34 @@ def _start(operator: Operator, E: Array, factors: Nystrom, V0: Array | None) -> 
     origin = _Point(zero, zero, E, 0.5 * dot(E, factors.solve(E)))
     if V0 is None:
         return origin, 0
-    return _better(E, origin, _at(operator, E, factors, V0)), 1
+    if V0.shape[1] == E.shape[1]:
+        return _better(E, origin, _at(operator, E, factors, V0)), 1
+    V, K_hat_V = _combine(E, V0, operator @ V0)
+    R = E - K_hat_V
+    return _better(E, origin, _Point(V, K_hat_V, R, 0.5 * dot(R, factors.solve(R)))), 1
+
+
+@jax.jit
+def _combine(E: Array, V: Array, K_hat_V: Array) -> tuple[Array, Array]:
+    """(v, K̂v) for the v in the span of V's columns that is nearest to K̂⁻¹e in the norm of K̂.
+
+    The columns are solutions of problems that differ little, so it is their differences that count;
+    what is zero or repeats another (to rounding) is left out.
+    """
+
+    def differences(A: Array) -> Array:
+        return jnp.concatenate([A[:, :1], A[:, 1:] - A[:, :-1]], axis=1)
+
+    V, K_hat_V = differences(V), differences(K_hat_V)
+    curvature = jnp.sum(V * K_hat_V, axis=0)
+    good = (curvature > 0.0) & jnp.isfinite(curvature)
+    scale = jnp.where(good, 1.0 / jnp.sqrt(jnp.where(good, curvature, 1.0)), 0.0)
+    V, K_hat_V = V * scale[None, :], K_hat_V * scale[None, :]
+    values, vectors = jnp.linalg.eigh(V.T @ K_hat_V)
+    keep = values > 1e-8
+    inverse = jnp.where(keep, 1.0 / jnp.where(keep, values, 1.0), 0.0)
+    c = vectors @ (inverse[:, None] * (vectors.T @ (V.T @ E)))
+    return V @ c, K_hat_V @ c
 
 
 def _better(E: Array, a: _Point, b: _Point) -> _Point:

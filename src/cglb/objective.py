@@ -127,7 +127,7 @@ def evaluate(
     X: Float[Array, "n d"],
     y: Float[Array, " n"],
     Z: Float[Array, "m d"] | None,
-    v0: Float[Array, " n"] | None,
+    v0: Float[Array, "n *k"] | None,
 ) -> Evaluation | None:
     """Value and gradient at (gp, Z); None where the numbers are not finite or Kuu cannot be factored,
     as at the far end of a line search."""

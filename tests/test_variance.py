@@ -76,6 +76,18 @@ def test_batches_do_not_show_and_a_tighter_tolerance_is_tighter():
     assert (np.maximum(alone.lower, found.lower[64:]) <= np.minimum(alone.upper, found.upper[64:])).all()
 
 
+def test_a_bracket_is_not_made_much_narrower_than_was_asked():
+    """Also at rows of tiny variance, where the first bracket reaches down to 0 and says little."""
+    X, _, Z = problems.data(n=150, d=2, m=5)
+    gp = cglb.GP(cglb.Matern32([2.0, 2.0]), 1e-4)
+    found = variance.bracket(gp, X, Z, X[:20], tolerance=0.5)
+    finer = variance.bracket(gp, X, Z, X[:20], tolerance=1e-6)
+    assert found.tight.all()
+    assert finer.tight.all()
+    assert finer.upper.max() < 1e-3  # tiny beside the prior variance of 1
+    assert np.median(found.upper - found.lower) > 10 * np.median(finer.upper - finer.lower)
+
+
 def test_a_step_limit_widens_the_bracket_and_is_reported():
     X, y, Z = problems.data(n=150, d=2, m=3)
     gp = cglb.GP(cglb.Matern32([0.3, 0.3]), 1e-4)

@@ -267,14 +267,21 @@ def _gram_pullback(
     M, L_inverse, *right = _pull_small(noise, c, factors, G_bar, c_bar)
     size, starts = _starts(X.shape[0], PULL_ROWS)
     lanes = min(lane_count(kernel, noise, Z, X, At, c_bar), len(starts))
-    kernel_bar, F_bar, M_direct = sum_lanes(
+    if At_bar is not None:
+        M = M + _cross_gram(At_bar, At)
+    kernel_bar, F_bar = sum_lanes(
         lambda *mine: _pull_lane(size, kernel, Z, X, r, At, At_bar, *right, *mine),
         [(starts[lane::lanes],) for lane in range(lanes)],
         lanes,
     )
-    if M_direct is not None:
-        M = M + M_direct
     return _pull_rest(kernel, noise, Z, factors, L_inverse, M, kernel_bar, F_bar, c_bar)
+
+
+def _cross_gram(At_bar: Array, At: Array) -> Array:
+    """At_barᵀAt, what comes through A itself to M."""
+    if on_host(At_bar, At):
+        return jnp.asarray(host.cross(np.asarray(At_bar), np.asarray(At)))
+    return At_bar.T @ At
 
 
 @jax.jit
@@ -302,31 +309,24 @@ def _pull_lane(
     c_right: Array,
     scaled: Array,
     starts: Array,
-) -> tuple[Kernel, Any, Array | None]:
-    """Over chunks of rows: Kfu_bar, pulled back to the kernel and the features of Z; and At_barᵀAᵀ."""
+) -> tuple[Kernel, Any]:
+    """Over chunks of rows: Kfu_bar, pulled back to the kernel and the features of Z."""
     origin = Z[:1]
     FZ = kernel.features(Z, origin)
 
-    def chunk(carry: Any, begin: Array) -> tuple[Any, None]:
-        total, M = carry
+    def chunk(total: Any, begin: Array) -> tuple[Any, None]:
         rows = partial(lax.dynamic_slice_in_dim, start_index=begin[0], slice_size=size)
         own = begin[0] + jnp.arange(size) >= begin[1]
-        At_c = rows(At)
-        Kfu_bar = At_c @ right + rows(r)[:, None] * c_right[None, :]
+        Kfu_bar = rows(At) @ right + rows(r)[:, None] * c_right[None, :]
         if At_bar is not None:
-            direct = jnp.where(own[:, None], rows(At_bar), 0.0)
-            Kfu_bar = Kfu_bar + direct @ scaled
-            # a product with the long side transposed is slow unless it is made from a copy
-            M = M + lax.optimization_barrier(direct.T) @ At_c
+            Kfu_bar = Kfu_bar + rows(At_bar) @ scaled
         W = lax.optimization_barrier(jnp.where(own[:, None], Kfu_bar, 0.0))
         FX, pull = jax.vjp(lambda kernel: kernel.features(rows(X), origin), kernel)
         kernel_bar, FX_bar, FZ_bar = kernel.pull_between(FX, FZ, W, True)
         parts = (jax.tree.map(jnp.add, kernel_bar, pull(FX_bar)[0]), FZ_bar)
-        return (jax.tree.map(jnp.add, total, parts), M), None
+        return jax.tree.map(jnp.add, total, parts), None
 
-    zeros = jax.tree.map(jnp.zeros_like, ((kernel, FZ), None if At_bar is None else right))
-    (total, M), _ = lax.scan(chunk, zeros, starts)
-    return (*total, M)
+    return lax.scan(chunk, jax.tree.map(jnp.zeros_like, (kernel, FZ)), starts)[0]
 
 
 @jax.jit

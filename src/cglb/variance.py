@@ -101,11 +101,13 @@ def bracket(
             explained = jnp.sum(2.0 * k * v - v * solution.K_hat_v, axis=0)
             upper = jnp.maximum(k_ss - explained, 0.0)
             lower = jnp.maximum(upper - 2.0 * solution.slack, 0.0)
-            # the width allowed was a guess from the prior variance: tighten it to what was found
+            # the width allowed was a guess from the prior variance: tighten it to what was found, but
+            # step by step, as the lower end of a wide bracket may be 0 and says little
             tight = upper - lower <= tolerance * lower
             if bool(jnp.all(tight)) or solution.stop is not Stop.TOLERANCE:
                 break
-            allowed = jnp.where(tight, allowed, jnp.minimum(0.4 * tolerance * lower, 0.1 * allowed))
+            wanted = jnp.maximum(0.4 * tolerance * lower, 0.01 * allowed)
+            allowed = jnp.where(tight, allowed, jnp.minimum(wanted, 0.5 * allowed))
         keep = rows.shape[0]
         parts.append((lower[:keep], upper[:keep], tight[:keep]))
         if on_batch is not None:

@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from cglb.precision import float64, is_traced
 
@@ -58,11 +58,24 @@ def map_lanes(
         with float64():  # the scope is local to a thread
             return jax.block_until_ready(lane(*part))
 
-    with (
-        threadpool_limits(1, user_api="blas") if small_blas else nullcontext(),
-        ThreadPoolExecutor(lanes) as pool,
-    ):
-        yield from pool.map(run, parts)
+    with _blas().limit(limits=1, user_api="blas") if small_blas else nullcontext():
+        yield from _pool(lanes).map(run, parts)
+
+
+@cache
+def _pool(lanes: int) -> ThreadPoolExecutor:
+    """Threads are kept: starting them anew takes as long as a product of a few thousand rows."""
+    return ThreadPoolExecutor(lanes, thread_name_prefix="cglb-lane")
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """Looking for the BLAS libraries of this process takes some milliseconds, so it is done once."""
+    return ThreadpoolController()
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def sum_lanes(

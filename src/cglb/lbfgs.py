@@ -205,7 +205,8 @@ class Round:
         assert self.replay is not None
         self._caught_up = x.tobytes() == self.replay["log_x"].tobytes()
         if "log_v" in self.replay:
-            self._v = jnp.asarray(self.replay["log_v"])
+            v = jnp.asarray(self.replay["log_v"])
+            self._v = _recycle(v, None) if v.ndim == 1 else v  # one vector: an earlier version's file
 
     def _check_replay(self) -> None:
         """A log is worth nothing if the optimiser does not walk the same way along it."""

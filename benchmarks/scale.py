@@ -55,7 +55,10 @@ def plot(path: Path, by_n: list[dict], by_m: list[dict], fitted: dict[str, float
         axis.loglog([p[x] for p in points], [p[y] for p in points], "ko-", markersize=4)
         fixed = f"m = {by_n[0]['m']}" if x == "n" else f"n = {by_m[0]['n']}"
         axis.set(xlabel=x, ylabel=label, title=f"{fixed}: exponent {fitted[f'{y} in {x}']:.2f}")
-        axis.grid(alpha=0.3, which="both")
+        axis.set_xticks([p[x] for p in points], [f"{p[x]:,}" for p in points], rotation=45)
+        axis.set_yticks([p[y] for p in points], [f"{p[y]:.2g}" for p in points])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 

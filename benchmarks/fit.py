@@ -30,6 +30,7 @@ import matplotlib.pyplot as plt
 
 OURS = {"cglb sgpr": ("sgpr", "trace"), "cglb cglb": ("cglb", "amgm"), "cglb chain": ("cglb", "chain")}
 PEERS = {"GPflow SGPR": "fit_sgpr", "GPflow CGLB": "fit_cglb"}
+TICKS = [10, 20, 50, 100, 200, 500, 1000]
 STYLES = ["k-", "k--", "k:", "r-", "r--"]
 
 
@@ -104,10 +105,19 @@ def plot(path: Path, histories: dict[str, list[dict[str, Any]]], title: str) -> 
     for (name, history), style in zip(histories.items(), STYLES, strict=True):
         for axis, key in zip(axes, ("bound", "nlpd"), strict=True):
             axis.plot(
-                [row["seconds"] for row in history], [row[key] for row in history], style, label=name
+                [row["seconds"] for row in history],
+                [row[key] for row in history],
+                style,
+                marker=".",  # a side may have come no further than one point
+                label=name,
             )
     for axis, key in zip(axes, ("bound [nats]", "test NLPD"), strict=True):
         axis.set(xscale="log", xlabel="seconds of training", ylabel=key)
+        axis.set_xticks(TICKS, [str(tick) for tick in TICKS])
+        axis.set_xlim(
+            right=1.2 * max(history[-1]["seconds"] for history in histories.values() if history)
+        )
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     last = [row["bound"] for history in histories.values() for row in history[len(history) // 3 :]]
     if last:

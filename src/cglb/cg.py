@@ -287,8 +287,9 @@ def _run(
 
 
 def _ratio(slack: np.ndarray, limit: np.ndarray) -> float:
-    """The largest slack in units of its limit."""
-    return float(np.max(slack / np.maximum(limit, np.finfo(float).tiny)))
+    """The largest slack in units of its limit; infinite where nothing is allowed."""
+    with np.errstate(over="ignore"):
+        return float(np.max(slack / np.maximum(limit, np.finfo(float).tiny)))
 
 
 @jax.jit

@@ -203,7 +203,10 @@ class Search(NamedTuple):
 
 
 def _at(operator: Operator, E: Array, factors: Nystrom, V: Array) -> _Point:
-    K_hat_V = operator @ V
+    return _point(E, factors, V, operator @ V)
+
+
+def _point(E: Array, factors: Nystrom, V: Array, K_hat_V: Array) -> _Point:
     R = E - K_hat_V
     return _Point(V, K_hat_V, R, 0.5 * dot(R, factors.solve(R)))
 
@@ -212,14 +215,12 @@ def _start(operator: Operator, E: Array, factors: Nystrom, V0: Array | None) -> 
     """V0 or 0, column by column, whichever gives the better bound: a stale V0 after a long step of the
     optimiser can be astronomically bad, and 0 is never worse than SGPR."""
     zero = jnp.zeros_like(E)
-    origin = _Point(zero, zero, E, 0.5 * dot(E, factors.solve(E)))
+    origin = _point(E, factors, zero, zero)
     if V0 is None:
         return origin, 0
     if V0.shape[1] == E.shape[1]:
         return _better(E, origin, _at(operator, E, factors, V0)), 1
-    V, K_hat_V = _combine(E, V0, operator @ V0)
-    R = E - K_hat_V
-    return _better(E, origin, _Point(V, K_hat_V, R, 0.5 * dot(R, factors.solve(R)))), 1
+    return _better(E, origin, _point(E, factors, *_combine(E, V0, operator @ V0))), 1
 
 
 @jax.jit

@@ -25,6 +25,7 @@ from cglb.checks import boundary
 from cglb.kernels import Kernel
 from cglb.lanes import lane_count, sum_lanes
 from cglb.model import GP
+from cglb.plan import pad_rows
 from cglb.precision import to_numpy
 
 __all__ = ["DenseGP", "condition", "value_and_gradient"]
@@ -86,7 +87,7 @@ def value_and_gradient(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) ->
     L, alpha, terms = _factor(gp, X, y)
     (potri,) = get_lapack_funcs(("potri",), (L,))
     inverse, _ = potri(L, lower=1, overwrite_c=1)  # its lower triangle
-    padded, count = _padded(X), _blocks(n)
+    blocks, count = pad_rows(X, _blocks(n), TILE), _blocks(n)
 
     def tile(i: int, j: int) -> Kernel:
         """The part of Σ W dK in one tile of the lower triangle, for both of its places."""
@@ -97,7 +98,7 @@ def value_and_gradient(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) ->
         W = np.zeros((TILE, TILE))
         W[: part.shape[0], : part.shape[1]] = part
         value = _diagonal if i == j else _cross
-        return _pull(value, gp.kernel, _rows(padded, i), _rows(padded, j), jnp.asarray(W))
+        return _pull(value, gp.kernel, blocks[i], blocks[j], jnp.asarray(W))
 
     pairs = [(i, j) for j in range(count) for i in range(j, count)]
     kernel_bar = sum_lanes(tile, pairs, lane_count())
@@ -131,14 +132,10 @@ def _slice(block: int, n: int) -> slice:
     return slice(block * TILE, min(n, (block + 1) * TILE))
 
 
-def _padded(X: Array) -> Array:
-    return jnp.pad(X, ((0, _blocks(X.shape[0]) * TILE - X.shape[0]), (0, 0)))
-
-
 def _fill(gp: GP, X: Array) -> np.ndarray:
     """K̂, column-major, its lower triangle filled; what is above the diagonal tiles stays 0."""
     n = X.shape[0]
-    padded = _padded(X)
+    blocks = pad_rows(X, _blocks(n), TILE)
     K_hat = np.zeros((n, n), order="F")
     for j in range(_blocks(n)):
         columns = _slice(j, n)
@@ -146,14 +143,10 @@ def _fill(gp: GP, X: Array) -> np.ndarray:
             rows = _slice(i, n)
             tile = _diagonal if i == j else _cross
             # K(columns, rows) transposed is column-major like its target
-            block = np.asarray(tile(gp.kernel, _rows(padded, j), _rows(padded, i))).T
+            block = np.asarray(tile(gp.kernel, blocks[j], blocks[i])).T
             K_hat[rows, columns] = block[: rows.stop - rows.start, : columns.stop - columns.start]
     K_hat[np.diag_indices(n)] += float(gp.noise)
     return K_hat
-
-
-def _rows(padded: Array, block: int) -> Array:
-    return padded[block * TILE : (block + 1) * TILE]
 
 
 @jax.jit

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cglb
-from cglb import store
+from cglb import checkpoint, store
 from cglb.chain import Chain
 from cglb.store import StoreError
 
@@ -121,7 +121,7 @@ def test_a_killed_process_loses_nothing(tmp_path):
     assert [name for name in names if not name.endswith(".part")] == ["rounds", "together"]
     assert len(names) == 3  # and half a checkpoint that nobody reads
     for way, steps in (("rounds", 6), ("together", 4)):
-        document, _ = store.read(tmp_path / way, "checkpoint", 1)
+        document, _ = store.read(tmp_path / way, "checkpoint", checkpoint.VERSION)
         assert len(document["history"]) == steps
         assert_same(fit(way, checkpoint=tmp_path / way), whole(way))
 
@@ -151,8 +151,10 @@ def test_a_restarted_fit_does_not_repeat_its_callbacks(tmp_path):
 def test_seconds_go_on_where_they_were(tmp_path):
     with pytest.raises(Crash):
         fit(checkpoint=tmp_path / "fit", callback=crash_at(4))
-    document, arrays = store.read(tmp_path / "fit", "checkpoint", 1)
-    store.write(tmp_path / "fit", "checkpoint", 1, {**document, "seconds": 1000.0}, arrays)
+    document, arrays = store.read(tmp_path / "fit", "checkpoint", checkpoint.VERSION)
+    store.write(
+        tmp_path / "fit", "checkpoint", checkpoint.VERSION, {**document, "seconds": 1000.0}, arrays
+    )
     assert fit(checkpoint=tmp_path / "fit").history[4]["seconds"] > 1000.0
 
 
@@ -251,6 +253,22 @@ def path(tmp_path, tmp_path_factory):
     return tmp_path / "fit"
 
 
+def test_a_fit_cut_off_as_a_round_stalls_goes_on_with_the_next_round(tmp_path):
+    settings = {"max_steps": 60, "steps_per_round": 60}
+    expected = fit(**settings)
+    starts = [row["step"] for row in expected.history]
+    rounds = [row["round"] for row in expected.history]
+    stalled = [step for step, one, other in zip(starts, rounds, rounds[1:], strict=False) if one < other]
+    assert stalled  # a round ended before its 60 steps
+    with pytest.raises(Crash):
+        fit(checkpoint=tmp_path / "fit", callback=crash_at(stalled[0] + 1), **settings)
+    assert_same(fit(checkpoint=tmp_path / "fit", **settings), expected)
+    for step in stalled:
+        cut = fit(checkpoint=tmp_path / f"fit{step}", **{**settings, "max_steps": step})
+        assert cut.stop == "step limit"
+        assert_same(fit(checkpoint=tmp_path / f"fit{step}", **settings), expected)
+
+
 FOREIGN = {
     "inputs": {"X": X + 1e-12},
     "targets": {"y": Y[::-1].copy()},
@@ -319,8 +337,8 @@ def test_something_else_is_not_a_checkpoint(path):
 
 @pytest.mark.parametrize("name", ["log_x", "log_gradients"])
 def test_an_optimiser_that_leaves_the_path_is_noticed(name, path):
-    document, arrays = store.read(path, "checkpoint", 1)
+    document, arrays = store.read(path, "checkpoint", checkpoint.VERSION)
     arrays[name] = arrays[name] * (1.0 + 1e-12)
-    store.write(path, "checkpoint", 1, document, arrays)
+    store.write(path, "checkpoint", checkpoint.VERSION, document, arrays)
     with pytest.raises(StoreError, match="does not repeat"):
         fit(checkpoint=path)

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import time
 
 import equinox as eqx
@@ -14,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cglb
-from cglb import bounds, lbfgs
+from cglb import bounds, clock, fitting, lbfgs, objective
 from cglb.lbfgs import Clock
 from cglb.objective import evaluate
+from cglb.schedule import default_schedule
 
 training = importlib.import_module("cglb.train")  # the module: the package's name is the function
 
@@ -304,15 +306,114 @@ def test_a_schedule_changes_the_bound_at_its_shares():
 
 
 def test_the_chain_is_reached_through_looser_bounds():
-    stages = [name for name, _ in training.default_schedule(cglb.Objective(logdet="chain"))]
-    assert stages == ["amgm", "hadamard", "chain"]
-    assert training.default_schedule(NYSTROM) == (("amgm", 1.0),)
+    stages = [name for name, _ in default_schedule(cglb.Objective(logdet="chain"))]
+    assert stages == ["sgpr", "amgm", "hadamard", "chain"]
+    assert default_schedule(NYSTROM) == (("amgm", 1.0),)
+
+
+def test_a_stage_without_cg_leads_to_one_with_it():
+    found = fit(schedule=(("sgpr", 0.5), ("amgm", 0.5)), max_steps=8)
+    assert [row["logdet_bound"] for row in found.history] == ["sgpr"] * 4 + ["amgm"] * 4
+    assert all(row["cg_steps"] is None or row["cg_steps"] == 0 for row in found.history[:4])
+    assert sum(row["cg_steps"] for row in found.history[4:]) > 0
+
+
+def test_stages_share_the_time_there_is(monkeypatch):
+    """Seconds pass with the calls of the clock, so that this machine's do not matter."""
+    ticks = itertools.count()
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: float(next(ticks)))
+    found = fit(STAGED, schedule=(("amgm", 0.5), ("hadamard", 0.5)), max_steps=10**6, max_seconds=100)
+    first, second = (
+        [row["seconds"] for row in found.history if row["logdet_bound"] == name]
+        for name in ("amgm", "hadamard")
+    )
+    assert max(first[:-1], default=0.0) < 50.0 <= first[-1] < second[0]
+
+
+def test_a_stage_that_has_converged_makes_room_for_the_next():
+    found = fit(STAGED, schedule=(("amgm", 0.9), ("hadamard", 0.1)), max_steps=400, steps_per_round=50)
+    steps = [row["logdet_bound"] for row in found.history].count("amgm")
+    assert 5 < steps < 200
 
 
 @pytest.mark.parametrize("schedule", [(), (("amgm", 0.5),), (("amgm", 1.5), ("trace", -0.5))])
 def test_a_schedule_has_positive_shares_that_sum_to_one(schedule):
     with pytest.raises(ValueError, match="schedule"):
         fit(schedule=schedule)
+
+
+# ---- rounds ----
+
+
+def rounds(history):
+    return [list(rows) for _, rows in itertools.groupby(history, key=lambda row: row["round"])]
+
+
+def test_a_round_ends_where_its_bound_has_all_but_stopped_rising():
+    """Every full window of a round but the last gained at least its share; the last of a round that
+    ended early did not."""
+    found = rounds(fit(max_steps=200, steps_per_round=60).history)
+    assert len(found) > 1
+    for number, rows in enumerate(found):
+        bound = [row["bound"] for row in rows]
+        windows = range(lbfgs.STALL_STEPS, len(bound))
+        # a round's own start is not in the history: its first step is a lower limit of the gain
+        gains = [bound[i] - bound[i - lbfgs.STALL_STEPS] for i in windows]
+        assert all(
+            gain >= lbfgs.STALL_SHARE * (bound[i] - bound[0])
+            for i, gain in zip(windows, gains[:-1], strict=False)
+        )
+        if number < len(found) - 1:
+            assert len(rows) < 60
+
+
+def as_model(free):
+    """The vector itself, in the shape of a model."""
+    structure = jax.tree.structure(cglb.GP(cglb.Matern32(1.0)))
+    return jax.tree.unflatten(structure, list(jnp.asarray(free)))
+
+
+def quadratic(A, count):
+    """A concave bound −½ xᵀAx whose maximum is 0, and its evaluations counted."""
+
+    def evaluate(free, Z, v):
+        count.append(1)
+        x = np.asarray(free)
+        zero = jnp.zeros(())
+        terms = bounds.BoundTerms(zero, jnp.asarray(-0.5 * x @ A @ x), zero)
+        return objective.Evaluation(terms, as_model(-A @ x), None, None)
+
+    return evaluate
+
+
+def one_round(A, x, metric, limit, count):
+    current = lbfgs.Round(
+        evaluate=quadratic(A, count),
+        unflatten=as_model,
+        free=jnp.asarray(x),
+        Z=None,
+        v=None,
+        optimize_inducing=False,
+        replay=None,
+        clock=Clock(),
+        work=fitting.Work(),
+        metric=metric,
+    )
+    return current, current.run(limit, lambda evaluation, free: None)
+
+
+def test_a_round_hands_on_the_curvature_it_has_seen():
+    """On a quadratic the metric becomes A^(-1/2), and a round that starts with it needs few steps."""
+    A = np.diag([1e4, 30.0, 1.0, 0.1])
+    with cglb.float64():
+        first, _ = one_round(A, np.ones(4), None, 40, [])
+        metric = first.next_metric()
+        np.testing.assert_allclose(metric @ metric.T @ A, np.eye(4), atol=0.05)
+        cold, warm = [], []
+        one_round(A, np.full(4, 0.1), None, 100, cold)
+        _, result = one_round(A, np.full(4, 0.1), metric, 100, warm)
+    assert result.bound > -1e-8
+    assert len(warm) < 0.5 * len(cold)
 
 
 # ---- history, callbacks, time ----

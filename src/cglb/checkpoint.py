@@ -13,7 +13,7 @@ from cglb import store
 
 __all__ = ["Checkpoint"]
 
-KIND, VERSION = "checkpoint", 1
+KIND, VERSION = "checkpoint", 2
 Snapshot = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, reduce
 from typing import Any
 
@@ -20,7 +20,7 @@ from threadpoolctl import ThreadpoolController
 
 from cglb.precision import float64, is_traced
 
-__all__ = ["cores", "lane_count", "map_lanes", "on_host", "sum_lanes"]
+__all__ = ["cores", "lane_count", "map_lanes", "on_host", "one_blas_thread", "sum_lanes"]
 
 
 def on_host(*operands: Any) -> bool:
@@ -47,8 +47,7 @@ def map_lanes(
 ) -> Iterator[Any]:
     """`lane(*part)` for every part, in order, on as many threads as there are lanes.
 
-    small_blas: the lanes call LAPACK on many small matrices. Its own threads would then spend their
-    time waiting for each other, so each call is kept to one.
+    small_blas: the lanes call LAPACK on many small matrices: see `one_blas_thread`.
     """
     if lanes == 1:
         yield from (lane(*part) for part in parts)
@@ -58,8 +57,14 @@ def map_lanes(
         with float64():  # the scope is local to a thread
             return jax.block_until_ready(lane(*part))
 
-    with _blas().limit(limits=1, user_api="blas") if small_blas else nullcontext():
+    with one_blas_thread() if small_blas else nullcontext():
         yield from _pool(lanes).map(run, parts)
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """A scope for LAPACK on many small matrices: its own threads would spend their time waiting for
+    each other, so each call is kept to one."""
+    return _blas().limit(limits=1, user_api="blas")
 
 
 @cache

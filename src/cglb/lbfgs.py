@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ __all__ = ["START_NOT_FINITE", "Clock", "Round", "RoundResult", "free_gradient"]
 # pairs of steps that L-BFGS remembers: more than there are hyperparameters, so that it knows all of
 # their curvature
 MEMORY = 50
+# a round has stalled when its last STALL_STEPS steps gained less than this share of all it has gained
+STALL_STEPS, STALL_SHARE = 5, 0.005
 # solutions of CG that the next evaluation starts from: along a smooth path three extrapolate it, and a
 # product with three vectors costs little more than with one
 RECYCLED = 3
@@ -39,7 +42,8 @@ class RoundResult:
     Z: Array | None
     v: Array | None
     bound: float
-    stop: str  # "converged", "step limit", "callback", "time limit" or "not finite"
+    first: float  # the bound at its start
+    stop: str  # "converged", "stalled", "step limit", "time limit" or what `on_accept` gave
     message: str
 
     @property
@@ -58,6 +62,10 @@ class Round:
     evaluate:  (free, Z, v) to an `Evaluation`, or None where the numbers are not finite.
     unflatten: free parameters to the model.
     replay:    arrays of `log_arrays` from a run that was cut off: its values are used before new ones.
+    metric:    L [p, p], with L Lᵀ near the inverse Hessian, from the round before: the optimiser sees u
+               in x = x₀ + L u, where its first step of length 1 is a sensible one. None for x itself.
+    may_stall: end when the bound has all but stopped rising, so that something better than further
+               steps can be done (new inducing points, a tighter bound).
     """
 
     evaluate: Callable[[Array, Array | None, Array | None], Evaluation | None]
@@ -69,27 +77,31 @@ class Round:
     replay: dict[str, np.ndarray] | None
     clock: Clock
     work: Work
+    metric: np.ndarray | None = None
+    may_stall: bool = False
     accepted: tuple[Array, Array | None, Array | None, float] | None = None
     _values: list[float] = field(default_factory=list)
     _gradients: list[np.ndarray] = field(default_factory=list)
-    _steps: int = 0
+    _bounds: list[float] = field(default_factory=list)  # after each accepted step
+    _path: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # and where: x, gradient
     _logged: int = 0  # evaluations up to the last accepted step
     _caught_up: bool = False  # the replay has ended, and where it should
     _trials: dict[bytes, Evaluation] = field(default_factory=dict)
     _stop: str | None = None
 
-    def run(self, limit: int, on_accept: Callable[[Evaluation, Array], bool]) -> RoundResult:
-        """Up to `limit` accepted steps; `on_accept` after each, True to stop."""
+    def run(self, limit: int, on_accept: Callable[[Evaluation, Array], str | None]) -> RoundResult:
+        """Up to `limit` accepted steps; `on_accept` after each, with a reason to stop or None."""
         self._on_accept = on_accept
         self._replayed = len(self.replay["log_values"]) if self.replay else 0
         self._v = None if self.v is None else _recycle(self.v, None)
-        x0 = self._join(self.free, self.Z)
+        self._x0 = self._join(self.free, self.Z)
+        start = self._x0 if self.metric is None else np.zeros_like(self._x0)
         message, converged = "", False
         with self.clock.running():
             try:
                 result = minimize(
                     self._negative,
-                    x0,
+                    start,
                     jac=True,
                     method="L-BFGS-B",
                     callback=self._accept,
@@ -106,15 +118,16 @@ class Round:
                 message = {
                     "callback": "Stopped by the callback.",
                     "time limit": "Stopped at the time limit.",
-                }[self._stop or "callback"]
+                    "stalled": "The bound has all but stopped rising.",
+                }.get(self._stop or "", "")
         self._check_replay()
         if self.accepted is None:  # not one step: the start is the answer
-            start = self._trials.get(x0.tobytes())
-            value = start.value if start is not None else -self._values[0]
-            v = start.v if start is not None else self._newest
+            first = self._trials.get(self._x0.tobytes())
+            value = first.value if first is not None else -self._values[0]
+            v = first.v if first is not None else self._newest
             self.accepted = (self.free, self.Z, v, value)
         stop = self._stop or ("converged" if converged else "step limit")
-        return RoundResult(*self.accepted, stop=stop, message=message)
+        return RoundResult(*self.accepted, first=-self._values[0], stop=stop, message=message)
 
     def log_arrays(self) -> dict[str, np.ndarray]:
         """The round up to its last accepted step, for `replay`."""
@@ -123,12 +136,34 @@ class Round:
         arrays = {
             "log_values": np.array(self._values[: self._logged]),
             "log_gradients": np.stack(self._gradients[: self._logged]),
-            "log_steps": np.array(self._steps),
+            "log_steps": np.array(len(self._bounds)),
             "log_x": self._join(self.accepted[0], self.accepted[1]),
         }
         if self._v is not None:
             arrays["log_v"] = np.asarray(self._v)
         return arrays
+
+    def next_metric(self) -> np.ndarray | None:
+        """The metric for a round that begins where this one ended: BFGS over the accepted steps, begun
+        with this round's own. None where nothing is known."""
+        inverse = None if self.metric is None else self.metric @ self.metric.T
+        points = [(self._x0, self._gradients[0]), *self._path]
+        for (x, g), (x_next, g_next) in itertools.pairwise(points):
+            s, y = x_next - x, g_next - g
+            if s @ y <= 1e-10 * np.linalg.norm(s) * np.linalg.norm(y):
+                continue
+            if inverse is None:
+                inverse = np.eye(len(s)) * (s @ y) / (y @ y)
+            project = np.eye(len(s)) - np.outer(s, y) / (s @ y)
+            inverse = project @ inverse @ project.T + np.outer(s, s) / (s @ y)
+        if inverse is None:
+            return None
+        values, vectors = np.linalg.eigh(inverse)
+        # in C order, as it comes back from a checkpoint: bits depend on it
+        return np.ascontiguousarray(vectors * np.sqrt(np.maximum(values, 1e-10 * values[-1])))
+
+    def _position(self, u: np.ndarray) -> np.ndarray:
+        return u if self.metric is None else self._x0 + self.metric @ u
 
     def _join(self, free: Array, Z: Array | None) -> np.ndarray:
         parts = [np.asarray(free)]
@@ -142,8 +177,8 @@ class Round:
             return jnp.asarray(x[:p]), self.Z
         return jnp.asarray(x[:p]), jnp.asarray(x[p:].reshape(self.Z.shape))
 
-    def _negative(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        """−bound and its gradient, from the log while there is one."""
+    def _negative(self, u: np.ndarray) -> tuple[float, np.ndarray]:
+        """−bound and its gradient in u, from the log while there is one."""
         position = len(self._values)
         if position < self._replayed:
             assert self.replay is not None
@@ -154,10 +189,10 @@ class Round:
             if self.clock.expired and self.accepted is not None:
                 self._stop = "time limit"
                 raise _Interrupt
-            value, gradient = self._compute(x)
+            value, gradient = self._compute(self._position(u))
         self._values.append(value)
         self._gradients.append(gradient)
-        return value, gradient.copy()
+        return value, gradient.copy() if self.metric is None else self.metric.T @ gradient
 
     def _compute(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         free, Z = self._separate(x)
@@ -177,24 +212,40 @@ class Round:
             raise ValueError(START_NOT_FINITE)
         return max(self._values) + 1e3 * (1.0 + abs(self._values[0])), np.zeros_like(x)
 
-    def _accept(self, x: np.ndarray) -> None:
-        """SciPy accepted x: what CG starts from advances here, and only here."""
-        self._steps += 1
+    def _accept(self, u: np.ndarray) -> None:
+        """SciPy accepted u: what CG starts from advances here, and only here."""
+        x = self._position(u)
         self._logged = len(self._values)
+        self._path.append((x.copy(), self._gradients[-1]))
         free, Z = self._separate(x)
         if self._logged <= self._replayed and not self._trials:
             if self._logged == self._replayed:
                 self._catch_up(x)
             self.accepted = (free, Z, self._newest, -self._values[-1])
+            self._bounds.append(-self._values[-1])
+            self._stop_if(self._stalled)
             return
         found = self._trials[x.tobytes()]
         self._trials = {x.tobytes(): found}  # SciPy does not evaluate x again for a step of length 0
         if found.v is not None:
             self._v = _recycle(found.v, self._v)
         self.accepted = (free, Z, found.v, found.value)
-        if self._on_accept(found, free):
-            self._stop = "callback"
+        self._bounds.append(found.value)
+        self._stop_if(self._on_accept(found, free) or self._stalled)
+
+    def _stop_if(self, reason: str | None) -> None:
+        if reason is not None:
+            self._stop = reason
             raise _Interrupt
+
+    @property
+    def _stalled(self) -> str | None:
+        """Asked of replayed steps too: a round cut off just as it stalled must not go on."""
+        if not self.may_stall or len(self._bounds) <= STALL_STEPS:
+            return None
+        newest = self._bounds[-1]
+        gained = newest + self._values[0]
+        return "stalled" if newest - self._bounds[-1 - STALL_STEPS] < STALL_SHARE * gained else None
 
     @property
     def _newest(self) -> Array | None:
@@ -205,8 +256,7 @@ class Round:
         assert self.replay is not None
         self._caught_up = x.tobytes() == self.replay["log_x"].tobytes()
         if "log_v" in self.replay:
-            v = jnp.asarray(self.replay["log_v"])
-            self._v = _recycle(v, None) if v.ndim == 1 else v  # one vector: an earlier version's file
+            self._v = jnp.asarray(self.replay["log_v"])
 
     def _check_replay(self) -> None:
         """A log is worth nothing if the optimiser does not walk the same way along it."""

@@ -1,10 +1,12 @@
 """Training: maximise a bound by L-BFGS-B, in rounds, with history and checkpoints.
 
 A tight bound (`logdet="chain"`) is reached by continuation: from a cold start it can fall into an
-optimum with collapsed noise, so training begins with the paper's bound and tightens it in stages.
+optimum with collapsed noise, so training begins with the paper's bound and tightens it in stages. A
+stage ends when its bound has converged, or when its share of the budget is spent.
 
 The fast way (default) leaves the inducing points out of the optimisation: each round reselects Z
-greedily at the current hyperparameters and then takes some L-BFGS steps in the d + 3 hyperparameters.
+greedily at the current hyperparameters and then takes some L-BFGS steps in the d + 3 hyperparameters,
+until these gain next to nothing: then new inducing points gain more.
 The paper's way (`optimize_inducing=True`) optimises hyperparameters and Z together in one long round.
 
 CG's v moves on only when the optimiser accepts a step, so within a line search the objective is one
@@ -15,7 +17,7 @@ feeds them to SciPy again, which is deterministic, and so arrives in the very st
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,26 +28,25 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cglb import inducing
-from cglb.auto import Auto
-from cglb.bounds import UPPER
-from cglb.chain import Chain
 from cglb.checkpoint import Checkpoint
 from cglb.checks import boundary
 from cglb.clock import Clock
 from cglb.constraints import DEFAULT_FLOOR, Parameters
 from cglb.fitting import Callback, Fit, Work, drive, fingerprint, history_row
 from cglb.lbfgs import Round, RoundResult
-from cglb.logdet import find
 from cglb.model import GP
 from cglb.objective import Evaluation, Objective, Prepared, evaluate
+from cglb.schedule import WITHOUT_CG, Schedule, check_schedule, default_schedule, stage_objective
 
-__all__ = ["Fit", "Schedule", "default_schedule", "train"]
-
-Schedule = tuple[tuple[Any, float], ...]
+__all__ = ["Fit", "train"]
 
 STEPS_PER_ROUND = 50
 # a round of L-BFGS that converged and gained less than this many nats ends the training
 SMALLEST_GAIN = 0.1
+# why a round ended: its stage has had its share of the time
+STAGE_OVER = "stage over"
+# a stage has converged when its newest round gained less than this share of all the stage has gained
+STAGE_SHARE = 0.05
 
 
 @boundary
@@ -74,8 +75,11 @@ def train(
 
     Z:                 inducing points to start from; by default `num_inducing` greedy ones.
     optimize_inducing: optimise Z by gradient too (the paper's way).
-    max_steps:         accepted L-BFGS steps in all; `steps_per_round` between two selections of Z.
-    schedule:          stages as (log-det bound, share of max_steps); by default `default_schedule`.
+    max_steps:         accepted L-BFGS steps in all; at most `steps_per_round` between two selections
+                       of Z, and fewer where they have all but stopped raising the bound.
+    schedule:          stages as (log-det bound, share), "sgpr" for a stage without CG; by default
+                       `default_schedule`. A stage ends when it has converged, or at its share of
+                       `max_steps` or of `max_seconds`.
     floor, fixed:      as in `Parameters`.
     callback:          called after each step with the history row and a function that gives the model
                        so far; its time does not count; returning True stops.
@@ -106,23 +110,6 @@ def train(
         progress=progress,
         callback=callback,
     )
-
-
-def default_schedule(objective: Objective) -> Schedule:
-    """One stage; for the chain (and "auto") three, so that it starts from the paper's solution."""
-    if objective.sparse and isinstance(find(objective.logdet, UPPER), Chain | Auto):
-        return (("amgm", 0.4), ("hadamard", 0.1), (objective.logdet, 0.5))
-    return ((objective.logdet, 1.0),)
-
-
-def check_schedule(schedule: Schedule) -> Schedule:
-    """ValueError unless the stages have known bounds and positive shares that sum to 1."""
-    for logdet, _ in schedule:
-        find(logdet, UPPER)
-    shares = [share for _, share in schedule]
-    if not shares or min(shares) <= 0.0 or abs(sum(shares) - 1.0) > 1e-6:
-        raise ValueError(f"schedule needs positive shares of max_steps that sum to 1, found {shares}.")
-    return tuple(schedule)
 
 
 @dataclass(frozen=True)
@@ -168,7 +155,7 @@ class Problem:
 
     def prepare(self, free: Array, Z: Array | None, stage: int) -> Prepared:
         """The objective of a stage, its blocks and neighbours for these hyperparameters."""
-        objective = replace(self.objective, logdet=self.schedule[stage][0])
+        objective = stage_objective(self.objective, self.schedule[stage][0])
         return objective.prepare(self.parameters.unflatten(free), self.X, Z)
 
     def evaluate(
@@ -188,6 +175,9 @@ class _State:
     Z: Array | None = field(init=False, default=None)
     v: Array | None = field(init=False, default=None)
     bound: float = field(init=False, default=-np.inf)
+    reached: float | None = None  # the bound at the end of the last round of this stage
+    gained: float = 0.0  # by this stage
+    metric: np.ndarray | None = None  # curvature that a round hands on to the next
     number: int = 0
     stage: int = 0
     logdet_name: str = ""
@@ -210,9 +200,11 @@ class _State:
         self.free = jnp.asarray(arrays["free"])
         self.Z = jnp.asarray(arrays["Z"]) if "Z" in arrays else None
         self.v = jnp.asarray(arrays["v_start"]) if "v_start" in arrays else None
+        self.metric = arrays.get("metric")
         self.number, self.stage = document["round"], document["stage"]
         self.history = document["history"]
         self.bound = document["bound"]
+        self.reached, self.gained = document["reached"], document["gained"]
         self.work = Work(document["evaluations"], document["products"])
         self.stop, self.message = document["stop"], document["message"]
         self.clock.add(document["seconds"])
@@ -225,11 +217,15 @@ class _State:
             arrays["Z"] = np.asarray(self.Z)
         if self.v is not None:
             arrays["v_start"] = np.asarray(self.v)
+        if self.metric is not None:
+            arrays["metric"] = self.metric
         document: dict[str, Any] = {
             "round": self.number,
             "stage": self.stage,
             "history": self.history,
             "bound": self.bound,
+            "reached": self.reached,
+            "gained": self.gained,
             "evaluations": self.work.evaluations,
             "products": self.work.products,
             "seconds": self.clock.seconds,
@@ -259,7 +255,8 @@ class _State:
             limit = max(limit, int(replay["log_steps"]))
         with self.clock.running():
             prepared = problem.prepare(self.free, self.Z, self.stage)
-        self.logdet_name = prepared.logdet.name
+        without_cg = problem.schedule[self.stage][0] == WITHOUT_CG
+        self.logdet_name = WITHOUT_CG if without_cg else prepared.logdet.name
         self.current = Round(
             evaluate=partial(problem.evaluate, prepared),
             unflatten=problem.parameters.unflatten,
@@ -270,28 +267,47 @@ class _State:
             replay=replay,
             clock=self.clock,
             work=self.work,
+            metric=self.metric,
+            may_stall=not problem.joint or self.stage < self._last_stage,
         )
 
-        def accepted(evaluation: Evaluation, free: Array) -> bool:
+        def accepted(evaluation: Evaluation, free: Array) -> str | None:
             self.history.append(self._row(evaluation, free))
-            return on_step(self.history[-1])
+            if on_step(self.history[-1]):
+                return "callback"
+            return STAGE_OVER if self._stage_time_over else None
 
-        before = self.bound
         result = self.current.run(limit, accepted)
-        finished = problem.joint or (result.converged and result.bound - before < SMALLEST_GAIN)
+        gain = result.bound - (result.first if self.reached is None else self.reached)
+        finished = self._finished(result, gain)
         self._decide(result, finished, max_steps)
         if self.stop in ("step limit", "time limit"):
             return  # the round stays open, so that its checkpoint can go on with more steps or time
         self.free, self.Z, self.v = result.free, result.Z, result.v
-        self.bound = result.bound
+        self.bound = self.reached = result.bound
+        self.gained += gain
+        if not problem.joint:  # joint rounds are few and their x is as large as Z
+            self.metric = self.current.next_metric()
         self.current = None
         if self.stop is None:
             self.number += 1
-            if finished or self._done >= stage_end:
+            if finished or self._done >= stage_end or result.stop == STAGE_OVER:
                 self.stage = min(self.stage + 1, self._last_stage)
-                self.bound = -np.inf  # values of another bound do not compare
+                # values of another bound do not compare
+                self.bound, self.reached, self.gained = -np.inf, None, 0.0
             if not problem.joint:
                 self._reselect()
+
+    def _finished(self, result: RoundResult, gain: float) -> bool:
+        """Whether the stage has converged; gain: of the round, with that of its selection of Z."""
+        if self.problem.joint:
+            return result.stop in ("converged", "stalled")
+        if result.stop not in ("converged", "stalled"):
+            return False
+        least = SMALLEST_GAIN
+        if self.stage < self._last_stage:
+            least = max(least, STAGE_SHARE * (self.gained + gain))
+        return gain < least
 
     @property
     def _done(self) -> int:
@@ -306,6 +322,14 @@ class _State:
         if self.stage == self._last_stage:
             return max_steps
         return round(max_steps * sum(share for _, share in self.problem.schedule[: self.stage + 1]))
+
+    @property
+    def _stage_time_over(self) -> bool:
+        """Whether a stage, not the last, has had its share of the time there is."""
+        if self.clock.limit is None or self.stage == self._last_stage:
+            return False
+        share = sum(share for _, share in self.problem.schedule[: self.stage + 1])
+        return self.clock.seconds >= share * self.clock.limit
 
     def _decide(self, result: RoundResult, finished: bool, max_steps: int) -> None:
         done = self._done

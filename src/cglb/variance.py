@@ -9,7 +9,6 @@ from both sides, and CG closes the bracket. All are for the latent f; add the no
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -19,17 +18,18 @@ import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
+from sklearn.neighbors import NearestNeighbors
 
 from cglb import nystrom, tiles, triangular
 from cglb.cg import Stop, conjugate_gradients
 from cglb.chain import Chain
 from cglb.checks import boundary
 from cglb.kernels import Kernel
+from cglb.lanes import one_blas_thread
 from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER
 from cglb.operator import KernelOperator, StoredOnUse, kernel_operator
 from cglb.preconditioners import choose
-from cglb.profiles import squared_distance
 from cglb.relevance import raw_relevance
 
 __all__ = ["VarianceBracket", "bracket", "local"]
@@ -133,11 +133,18 @@ def local(
     """
     if neighbours < 1:
         raise ValueError(f"neighbours must be at least 1, found {neighbours}.")
-    scale = jnp.asarray(raw_relevance(gp.kernel, X.shape[1]))[None, :]
+    scale = np.asarray(raw_relevance(gp.kernel, X.shape[1]))[None, :]
     shared = _rows_of(X, Z)
     others = np.setdiff1d(np.arange(X.shape[0]), shared)
     k = min(neighbours, len(others))
-    return _local(k, gp.kernel, jnp.asarray(gp.noise), X[shared], X[others], X_star, scale)
+    index = np.zeros((X_star.shape[0], 0), dtype=int)
+    if k:
+        search = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(np.asarray(X[others]) * scale)
+        index = search.kneighbors(np.asarray(X_star) * scale, return_distance=False)
+    given = gp.kernel, jnp.asarray(gp.noise), X[shared], X[others]
+    factors = _explain(*given) if len(shared) else None
+    with one_blas_thread():
+        return jax.block_until_ready(_local(*given, factors, X_star, jnp.asarray(index)))
 
 
 def _rows_of(X: Array, Z: Array | None) -> np.ndarray:
@@ -149,30 +156,39 @@ def _rows_of(X: Array, Z: Array | None) -> np.ndarray:
     return np.unique([i for i in found if i is not None]).astype(int)
 
 
-@partial(jax.jit, static_argnums=0)
-def _local(
-    k: int, kernel: Kernel, noise: Array, shared: Array, X: Array, X_star: Array, scale: Array
-) -> Array:
-    """shared: the rows that all condition on; X: those among which neighbours are sought."""
-    scaled = X * scale
-    if shared.shape[0]:
-        L = jnp.linalg.cholesky(tiles.dense(kernel, noise, shared))
-        explained = triangular.solve_right(L, kernel(X, shared))
+@jax.jit
+def _explain(kernel: Kernel, noise: Array, shared: Array, X: Array) -> tuple[Array, Array]:
+    """L = chol(K̂ of the shared rows) and k(X, shared) L⁻ᵀ."""
+    L = jnp.linalg.cholesky(tiles.dense(kernel, noise, shared))
+    return L, triangular.solve_right(L, kernel(X, shared))
 
-    def one(x: Array) -> Array:
+
+@jax.jit
+def _local(
+    kernel: Kernel,
+    noise: Array,
+    shared: Array,
+    X: Array,
+    factors: tuple[Array, Array] | None,
+    X_star: Array,
+    neighbours: Array,
+) -> Array:
+    """shared: the rows that all condition on; neighbours [s, k]: the rows of X that each does."""
+
+    def one(x_and_index: tuple[Array, Array]) -> Array:
+        x, index = x_and_index
         row = x[None, :]
         variance = kernel.diag(row)[0]
-        if shared.shape[0]:
-            b = triangular.solve_right(L, kernel(row, shared))[0]
+        if factors is not None:
+            b = triangular.solve_right(factors[0], kernel(row, shared))[0]
             variance = variance - b @ b
-        if k:
-            _, index = lax.top_k(-squared_distance(row * scale, scaled)[0], k)
+        if index.shape[0]:
             K, cross = tiles.dense(kernel, noise, X[index]), kernel(X[index], row)[:, 0]
-            if shared.shape[0]:  # what is left of the covariances given the shared rows
-                B = explained[index]
+            if factors is not None:  # what is left of the covariances given the shared rows
+                B = factors[1][index]
                 K, cross = K - B @ B.T, cross - B @ b
             c = solve_triangular(jnp.linalg.cholesky(K), cross, lower=True)
             variance = variance - c @ c
         return jnp.maximum(variance, 0.0)
 
-    return lax.map(one, X_star)
+    return lax.map(one, (X_star, neighbours), batch_size=BATCH)

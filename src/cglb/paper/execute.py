@@ -152,6 +152,7 @@ def _learn(run: Run, split: Split, options: Options, callback: Callable[..., Non
         num_inducing=method.num_inducing or 1,
         optimize_inducing=spec.optimize_inducing,
         steps_per_round=spec.steps_per_round,
+        schedule=spec.schedule,
         **shared,
     )
 

@@ -318,6 +318,20 @@ def test_a_stage_without_cg_leads_to_one_with_it():
     assert sum(row["cg_steps"] for row in found.history[4:]) > 0
 
 
+def test_exact_training_can_start_from_a_bound():
+    exact = cglb.Objective("exact")
+    found = fit(exact, schedule=(("sgpr", 0.5), ("amgm", 0.5)), max_steps=8)
+    assert found.Z is None
+    assert found.v is None
+    for row in found.history:
+        likelihood = problems.log_likelihood(model(row), X, Y)
+        if row["step"] <= 4:
+            assert row["logdet_bound"] == "sgpr"
+            assert row["bound"] < likelihood
+        else:
+            assert row["bound"] == pytest.approx(likelihood)
+
+
 def test_stages_share_the_time_there_is(monkeypatch):
     """Seconds pass with the calls of the clock, so that this machine's do not matter."""
     ticks = itertools.count()

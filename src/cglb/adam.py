@@ -62,8 +62,9 @@ class AdamRun:
         self._steps = int(held["log_steps"])
         self.accepted = (held["log_free"], None, None, float(held["log_value"]))
 
-    def run(self, limit: int, on_accept: Callable[[Evaluation, Array], bool]) -> RoundResult:
-        """Up to `limit` steps, those before a restart included; `on_accept` after each, True to stop."""
+    def run(self, limit: int, on_accept: Callable[[Evaluation, Array], str | None]) -> RoundResult:
+        """Up to `limit` steps, those before a restart included; `on_accept` after each, with a reason
+        to stop or None."""
         with self.clock.running():
             stop = self._begin() or self._walk(limit, on_accept)
         reached = self.accepted or (self.free, None, None, -np.inf)
@@ -88,7 +89,7 @@ class AdamRun:
             return None
         return None if self._try(self.free) else "not finite"
 
-    def _walk(self, limit: int, on_accept: Callable[[Evaluation, Array], bool]) -> str:
+    def _walk(self, limit: int, on_accept: Callable[[Evaluation, Array], str | None]) -> str:
         while self._steps < limit:
             if self.clock.expired and self._steps:
                 return "time limit"
@@ -100,8 +101,8 @@ class AdamRun:
                 self._steps -= 1
                 return "not finite"
             self._state = state
-            if on_accept(found, free):
-                return "callback"
+            if reason := on_accept(found, free):
+                return reason
         return "step limit"
 
     def _try(self, free: Array) -> Evaluation | None:

@@ -198,9 +198,9 @@ class _State:
         done = int(self.resumed.get("log_steps", 0))
         self.resumed = {}
 
-        def accepted(evaluation: Evaluation, free: Array) -> bool:
+        def accepted(evaluation: Evaluation, free: Array) -> str | None:
             self.history.append(self._row(evaluation, free))
-            return on_step(self.history[-1])
+            return "callback" if on_step(self.history[-1]) else None
 
         result = self.current.run(max(limit, done), accepted)
         if self.current.accepted is None and not self.history:

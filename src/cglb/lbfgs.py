@@ -42,7 +42,6 @@ class RoundResult:
     Z: Array | None
     v: Array | None
     bound: float
-    first: float  # the bound at its start
     stop: str  # "converged", "stalled", "step limit", "time limit" or what `on_accept` gave
     message: str
 
@@ -123,11 +122,11 @@ class Round:
         self._check_replay()
         if self.accepted is None:  # not one step: the start is the answer
             first = self._trials.get(self._x0.tobytes())
-            value = first.value if first is not None else -self._values[0]
+            value = first.value if first is not None else self.first
             v = first.v if first is not None else self._newest
             self.accepted = (self.free, self.Z, v, value)
         stop = self._stop or ("converged" if converged else "step limit")
-        return RoundResult(*self.accepted, first=-self._values[0], stop=stop, message=message)
+        return RoundResult(*self.accepted, stop=stop, message=message)
 
     def log_arrays(self) -> dict[str, np.ndarray]:
         """The round up to its last accepted step, for `replay`."""
@@ -142,6 +141,11 @@ class Round:
         if self._v is not None:
             arrays["log_v"] = np.asarray(self._v)
         return arrays
+
+    @property
+    def first(self) -> float:
+        """The bound at the start."""
+        return -self._values[0]
 
     def next_metric(self) -> np.ndarray | None:
         """The metric for a round that begins where this one ended: BFGS over the accepted steps, begun
@@ -244,7 +248,7 @@ class Round:
         if not self.may_stall or len(self._bounds) <= STALL_STEPS:
             return None
         newest = self._bounds[-1]
-        gained = newest + self._values[0]
+        gained = newest - self.first
         return "stalled" if newest - self._bounds[-1 - STALL_STEPS] < STALL_SHARE * gained else None
 
     @property

@@ -125,10 +125,13 @@ class Problem:
     num_inducing: int
     seed: int
 
-    @property
-    def joint(self) -> bool:
-        """Whether everything is optimised in one go, without selections of Z in between."""
-        return self.optimize_inducing or not self.objective.sparse
+    def sparse(self, stage: int) -> bool:
+        """Whether a stage has inducing points."""
+        return stage_objective(self.objective, self.schedule[stage][0]).sparse
+
+    def joint(self, stage: int) -> bool:
+        """Whether a stage optimises everything in one go, without selections of Z in between."""
+        return self.optimize_inducing or not self.sparse(stage)
 
     def fingerprint(self, gp: GP, Z: Array | None, path: Any) -> str:
         """Changes if anything that decides the path of the optimisation changes."""
@@ -146,10 +149,8 @@ class Problem:
         )
         return fingerprint(settings, (self.X, self.y, Z, *values))
 
-    def select(self, gp: GP, round_number: int) -> Array | None:
+    def select(self, gp: GP, round_number: int) -> Array:
         """Greedy inducing points at these hyperparameters."""
-        if not self.objective.sparse:
-            return None
         m = min(self.num_inducing, self.X.shape[0])
         return jnp.asarray(inducing.greedy(gp.kernel, self.X, m, seed=self.seed + round_number))
 
@@ -191,10 +192,9 @@ class _State:
     def begin(self, gp: GP, Z: Array | None, saved: Any) -> None:
         self.free = self.problem.parameters.flatten(gp)
         if saved is None:
-            with self.clock.running():
-                self.Z = Z if Z is not None else self.problem.select(gp, 0)
-            if not self.problem.objective.sparse:
-                self.Z = None
+            if self.problem.sparse(0):
+                with self.clock.running():
+                    self.Z = Z if Z is not None else self.problem.select(gp, 0)
             return
         document, arrays = saved
         self.free = jnp.asarray(arrays["free"])
@@ -249,7 +249,7 @@ class _State:
             self.resumed = None
         stage_end = self._stage_end(max_steps)
         limit = max(stage_end - first, 1)
-        if not problem.joint:
+        if not problem.joint(self.stage):
             limit = min(steps_per_round, limit)
         if replay:
             limit = max(limit, int(replay["log_steps"]))
@@ -263,12 +263,12 @@ class _State:
             free=self.free,
             Z=self.Z,
             v=self.v,
-            optimize_inducing=problem.optimize_inducing and problem.objective.sparse,
+            optimize_inducing=problem.optimize_inducing and problem.sparse(self.stage),
             replay=replay,
             clock=self.clock,
             work=self.work,
             metric=self.metric,
-            may_stall=not problem.joint or self.stage < self._last_stage,
+            may_stall=not problem.joint(self.stage) or self.stage < self._last_stage,
         )
 
         def accepted(evaluation: Evaluation, free: Array) -> str | None:
@@ -278,7 +278,7 @@ class _State:
             return STAGE_OVER if self._stage_time_over else None
 
         result = self.current.run(limit, accepted)
-        gain = result.bound - (result.first if self.reached is None else self.reached)
+        gain = result.bound - (self.current.first if self.reached is None else self.reached)
         finished = self._finished(result, gain)
         self._decide(result, finished, max_steps)
         if self.stop in ("step limit", "time limit"):
@@ -286,7 +286,7 @@ class _State:
         self.free, self.Z, self.v = result.free, result.Z, result.v
         self.bound = self.reached = result.bound
         self.gained += gain
-        if not problem.joint:  # joint rounds are few and their x is as large as Z
+        if not problem.optimize_inducing:  # else rounds are few and x is as large as Z
             self.metric = self.current.next_metric()
         self.current = None
         if self.stop is None:
@@ -295,12 +295,14 @@ class _State:
                 self.stage = min(self.stage + 1, self._last_stage)
                 # values of another bound do not compare
                 self.bound, self.reached, self.gained = -np.inf, None, 0.0
-            if not problem.joint:
+            if not problem.sparse(self.stage):
+                self.Z = self.v = None
+            elif not problem.joint(self.stage):
                 self._reselect()
 
     def _finished(self, result: RoundResult, gain: float) -> bool:
         """Whether the stage has converged; gain: of the round, with that of its selection of Z."""
-        if self.problem.joint:
+        if self.problem.joint(self.stage):
             return result.stop in ("converged", "stalled")
         if result.stop not in ("converged", "stalled"):
             return False

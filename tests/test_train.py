@@ -374,7 +374,7 @@ def test_a_round_ends_where_its_bound_has_all_but_stopped_rising():
         # a round's own start is not in the history: its first step is a lower limit of the gain
         gains = [bound[i] - bound[i - lbfgs.STALL_STEPS] for i in windows]
         assert all(
-            gain >= lbfgs.STALL_SHARE * (bound[i] - bound[0])
+            gain >= training.STALL * (bound[i] - bound[0])
             for i, gain in zip(windows, gains[:-1], strict=False)
         )
         if number < len(found) - 1:

@@ -23,8 +23,8 @@ __all__ = ["START_NOT_FINITE", "Clock", "Round", "RoundResult", "free_gradient"]
 # pairs of steps that L-BFGS remembers: more than there are hyperparameters, so that it knows all of
 # their curvature
 MEMORY = 50
-# a round has stalled when its last STALL_STEPS steps gained less than this share of all it has gained
-STALL_STEPS, STALL_SHARE = 5, 0.005
+# a round that stalls is one whose last steps gained little
+STALL_STEPS = 5
 # solutions of CG that the next evaluation starts from: along a smooth path three extrapolate it, and a
 # product with three vectors costs little more than with one
 RECYCLED = 3
@@ -63,8 +63,9 @@ class Round:
     replay:    arrays of `log_arrays` from a run that was cut off: its values are used before new ones.
     metric:    L [p, p], with L Lᵀ near the inverse Hessian, from the round before: the optimiser sees u
                in x = x₀ + L u, where its first step of length 1 is a sensible one. None for x itself.
-    may_stall: end when the bound has all but stopped rising, so that something better than further
-               steps can be done (new inducing points, a tighter bound).
+    stall:     end when the last STALL_STEPS steps gained less than this share of all the round has
+               gained, so that something better than further steps can be done (new inducing points, a
+               tighter bound); 0 for never.
     """
 
     evaluate: Callable[[Array, Array | None, Array | None], Evaluation | None]
@@ -77,7 +78,7 @@ class Round:
     clock: Clock
     work: Work
     metric: np.ndarray | None = None
-    may_stall: bool = False
+    stall: float = 0.0
     accepted: tuple[Array, Array | None, Array | None, float] | None = None
     _values: list[float] = field(default_factory=list)
     _gradients: list[np.ndarray] = field(default_factory=list)
@@ -245,11 +246,11 @@ class Round:
     @property
     def _stalled(self) -> str | None:
         """Asked of replayed steps too: a round cut off just as it stalled must not go on."""
-        if not self.may_stall or len(self._bounds) <= STALL_STEPS:
+        if len(self._bounds) <= STALL_STEPS:
             return None
         newest = self._bounds[-1]
-        gained = newest - self.first
-        return "stalled" if newest - self._bounds[-1 - STALL_STEPS] < STALL_SHARE * gained else None
+        least = self.stall * (newest - self.first)
+        return "stalled" if newest - self._bounds[-1 - STALL_STEPS] < least else None
 
     @property
     def _newest(self) -> Array | None:

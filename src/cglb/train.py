@@ -45,6 +45,9 @@ STEPS_PER_ROUND = 50
 SMALLEST_GAIN = 0.1
 # why a round ended: its stage has had its share of the time
 STAGE_OVER = "stage over"
+# a round ends when its last steps gained less than this share of all it has gained; without CG much
+# earlier, since that stage shall lead near the solution and not to an optimum of its own
+STALL, STALL_WITHOUT_CG = 0.005, 0.1
 # a stage has converged when its newest round gained less than this share of all the stage has gained
 STAGE_SHARE = 0.05
 
@@ -255,8 +258,7 @@ class _State:
             limit = max(limit, int(replay["log_steps"]))
         with self.clock.running():
             prepared = problem.prepare(self.free, self.Z, self.stage)
-        without_cg = problem.schedule[self.stage][0] == WITHOUT_CG
-        self.logdet_name = WITHOUT_CG if without_cg else prepared.logdet.name
+        self.logdet_name = WITHOUT_CG if self._without_cg else prepared.logdet.name
         self.current = Round(
             evaluate=partial(problem.evaluate, prepared),
             unflatten=problem.parameters.unflatten,
@@ -268,7 +270,7 @@ class _State:
             clock=self.clock,
             work=self.work,
             metric=self.metric,
-            may_stall=not problem.joint(self.stage) or self.stage < self._last_stage,
+            stall=self._stall,
         )
 
         def accepted(evaluation: Evaluation, free: Array) -> str | None:
@@ -302,14 +304,25 @@ class _State:
 
     def _finished(self, result: RoundResult, gain: float) -> bool:
         """Whether the stage has converged; gain: of the round, with that of its selection of Z."""
-        if self.problem.joint(self.stage):
-            return result.stop in ("converged", "stalled")
         if result.stop not in ("converged", "stalled"):
             return False
+        if self.problem.joint(self.stage) or self._without_cg:
+            return True
         least = SMALLEST_GAIN
         if self.stage < self._last_stage:
             least = max(least, STAGE_SHARE * (self.gained + gain))
         return gain < least
+
+    @property
+    def _without_cg(self) -> bool:
+        return self.problem.schedule[self.stage][0] == WITHOUT_CG
+
+    @property
+    def _stall(self) -> float:
+        """When a round of this stage ends; never in one that is optimised in one go to the end."""
+        if self._without_cg:
+            return STALL_WITHOUT_CG
+        return 0.0 if self.problem.joint(self.stage) and self.stage == self._last_stage else STALL
 
     @property
     def _done(self) -> int:

@@ -230,6 +230,15 @@ def test_nothing_in_the_results_names_a_place(store):
         assert str(Path.home()) not in text
 
 
+def test_a_stage_without_cg_has_no_cg_steps_and_hides_no_others(tmp_path):
+    staged, none = (Run(tmp_path, Spec("wine", 0, Method.parse(name))) for name in ("cglb-8", "sgpr-8"))
+    for run, last in ((staged, 3), (none, None)):
+        run.register(Budget(2))
+        for step, steps in ((1, None), (2, last)):
+            run.append("history", {"step": step, "cg_steps": steps})
+    assert figures.Series("", "", [staged, none], {}).cg_steps() == [[[0], [3]]]
+
+
 def test_cg_steps_are_those_of_every_evaluation_that_a_row_tells_of():
     assert runs.cg_steps({"cg_steps": 3, "cg_steps_by_evaluation": [5, 0, 3]}) == [5, 0, 3]
     assert runs.cg_steps({"cg_steps": 3}) == [3]

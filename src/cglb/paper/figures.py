@@ -64,9 +64,10 @@ class Series:
         return found
 
     def cg_steps(self) -> list[list[list[int]]]:
-        """For each split that ran CG, for each of its steps, the CG steps of its evaluations."""
+        """For each split that ran CG, for each of its steps, the CG steps of its evaluations: none in a
+        stage without CG."""
         splits = ([cg_steps(row) for row in run.history()] for run in self.runs)
-        return [found for found in splits if found and all(found)]
+        return [[steps or [0] for steps in found] for found in splits if any(found)]
 
 
 def draw(runs: Iterable[Run], folder: Path) -> list[Path]:

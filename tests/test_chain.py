@@ -219,7 +219,7 @@ def test_training_by_continuation_records_its_stages(setting):
     )  # fmt: skip
     names = [row["logdet_bound"] for row in fit.history]
     stages = list(dict.fromkeys(names))
-    assert stages[0] == "sgpr"
+    assert stages[0] == "amgm"
     assert stages[-1].startswith("chain")
     assert fit.bound <= bounds.exact(fit.gp, X, y).value
     loose = cglb.train(

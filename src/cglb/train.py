@@ -295,8 +295,9 @@ class _State:
             self.number += 1
             if finished or self._done >= stage_end or result.stop == STAGE_OVER:
                 self.stage = min(self.stage + 1, self._last_stage)
-                # values of another bound do not compare
+                # values and curvature of another bound do not compare
                 self.bound, self.reached, self.gained = -np.inf, None, 0.0
+                self.metric = None
             if not problem.sparse(self.stage):
                 self.Z = self.v = None
             elif not problem.joint(self.stage):

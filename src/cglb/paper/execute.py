@@ -20,7 +20,7 @@ from cglb.model import GP
 from cglb.objective import Objective
 from cglb.paper import machine, score
 from cglb.paper.runs import Run, cg_steps, is_complete
-from cglb.paper.spec import EXACT_INDUCING, Budget, Method, Spec
+from cglb.paper.spec import Budget, Method, Spec
 from cglb.train import Fit, train
 
 __all__ = ["Options", "execute", "load", "work"]
@@ -149,10 +149,9 @@ def _learn(run: Run, split: Split, options: Options, callback: Callable[..., Non
     return train(
         *data,
         _objective(method),
-        num_inducing=method.num_inducing or EXACT_INDUCING,
+        num_inducing=method.num_inducing or 1,
         optimize_inducing=spec.optimize_inducing,
         steps_per_round=spec.steps_per_round,
-        schedule=spec.schedule,
         **shared,
     )
 

@@ -2,8 +2,8 @@
 
 Identity and budget are two things. A `Spec` is all that decides the path of the optimisation and so the
 name of the run in the store; a `Budget` only says where on this path to stop, so a run that is given
-more goes on. Exact GP, CGLB and the chain are trained in stages that end at a share of the budget if not
-before, so there the number of steps decides the path and belongs to the spec.
+more goes on. The chain is trained in stages that end at a share of the budget if not before, so there
+the number of steps decides the path and belongs to the spec.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 from cglb import datasets
 from cglb.constraints import DEFAULT_FLOOR
 from cglb.iterative_training import NOISE_FLOOR
-from cglb.schedule import WITHOUT_CG, Schedule
 from cglb.train import STEPS_PER_ROUND
 
 __all__ = [
@@ -40,12 +39,6 @@ PAPER_STEPS = 2000
 TWO_THIRDS = 2 / 3
 
 SPARSE = ("sgpr", "cglb", "chain")
-# Far from the solution CG takes many steps and a Cholesky factor as long as ever, and a bound that needs
-# neither leads there as well. The chain's own schedule begins so too: what it and CGLB give in equal
-# time differs by the log-det alone.
-TWO_STAGES = ((WITHOUT_CG, 0.2), ("amgm", 0.8))
-# inducing points of the first stage of exact training
-EXACT_INDUCING = 512
 # Iterative GP's own: the paper found it necessary for stability; the supplement tries the other pairs
 ITERATIVE_FLOOR, ITERATIVE_RATE = NOISE_FLOOR, 0.1
 ITERATIVE_GRID = tuple((rate, floor) for rate in (0.1, 0.01) for floor in (1e-4, 1e-6))
@@ -145,13 +138,6 @@ class Spec:
             raise ValueError(f"A round needs at least one step, found {self.steps_per_round}.")
 
     @property
-    def schedule(self) -> Schedule | None:
-        """The stages of training; None for those of the objective."""
-        if self.method.kind in ("exact", "cglb") and self.stage_steps is not None:
-            return TWO_STAGES
-        return None
-
-    @property
     def variant(self) -> str:
         """What differs from the default protocol, in words."""
         parts = []
@@ -227,17 +213,12 @@ def plan(
             fraction,
             steps_per_round if method.sparse and not optimize_inducing else STEPS_PER_ROUND,
             optimize_inducing and method.sparse,
-            budget.max_steps if _staged(method, optimize_inducing) else None,
+            budget.max_steps if method.kind == "chain" else None,
         )
         for split in splits
         for name in data
         for method in methods
     ]
-
-
-def _staged(method: Method, optimize_inducing: bool) -> bool:
-    """The paper's way to train CGLB has one stage; so has what never uses more than one bound."""
-    return method.kind in ("exact", "chain") or (method.kind == "cglb" and not optimize_inducing)
 
 
 def parse_data(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cglb
-from cglb import bounds, clock, fitting, lbfgs, objective
+from cglb import bounds, clock, fitting, lbfgs, objective, schedule
 from cglb.lbfgs import Clock
 from cglb.objective import evaluate
 from cglb.schedule import default_schedule
@@ -364,8 +364,8 @@ def rounds(history):
 
 
 def test_a_round_ends_where_its_bound_has_all_but_stopped_rising():
-    """Every full window of a round but the last gained at least its share; the last of a round that
-    ended early did not."""
+    """Every full window of a round but its last gained at least its share, and a round that another
+    follows ended before its limit."""
     found = rounds(fit(max_steps=200, steps_per_round=60).history)
     assert len(found) > 1
     for number, rows in enumerate(found):
@@ -374,7 +374,7 @@ def test_a_round_ends_where_its_bound_has_all_but_stopped_rising():
         # a round's own start is not in the history: its first step is a lower limit of the gain
         gains = [bound[i] - bound[i - lbfgs.STALL_STEPS] for i in windows]
         assert all(
-            gain >= training.STALL * (bound[i] - bound[0])
+            gain >= schedule.STALL * (bound[i] - bound[0])
             for i, gain in zip(windows, gains[:-1], strict=False)
         )
         if number < len(found) - 1:

@@ -45,10 +45,6 @@ class RoundResult:
     stop: str  # "converged", "stalled", "step limit", "time limit" or what `on_accept` gave
     message: str
 
-    @property
-    def converged(self) -> bool:
-        return self.stop == "converged"
-
 
 class _Interrupt(Exception):
     """Leaves SciPy's loop."""

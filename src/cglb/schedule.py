@@ -16,13 +16,24 @@ from cglb.chain import Chain
 from cglb.logdet import find
 from cglb.objective import Objective
 
-__all__ = ["WITHOUT_CG", "Schedule", "check_schedule", "default_schedule", "stage_objective"]
+__all__ = [
+    "WITHOUT_CG",
+    "Schedule",
+    "check_schedule",
+    "default_schedule",
+    "share_until",
+    "stage_objective",
+    "stall_share",
+]
 
 # (log-det bound or WITHOUT_CG, share of the budget at most) for each stage; the shares sum to 1
 Schedule = tuple[tuple[Any, float], ...]
 
 # a stage with the quadratic term of SGPR, yᵀQ̂⁻¹y, and the paper's log-det bound
 WITHOUT_CG = "sgpr"
+
+# without CG a round ends much earlier: that stage shall lead near the solution, not to its own optimum
+STALL, STALL_WITHOUT_CG = 0.005, 0.1
 
 
 def default_schedule(objective: Objective) -> Schedule:
@@ -41,6 +52,16 @@ def check_schedule(schedule: Schedule) -> Schedule:
     if not shares or min(shares) <= 0.0 or abs(sum(shares) - 1.0) > 1e-6:
         raise ValueError(f"schedule needs positive shares of the budget that sum to 1, found {shares}.")
     return tuple(schedule)
+
+
+def share_until(schedule: Schedule, stage: int) -> float:
+    """The share of the budget by which a stage has ended."""
+    return sum(share for _, share in schedule[: stage + 1])
+
+
+def stall_share(schedule: Schedule, stage: int) -> float:
+    """A round of this stage ends when its last steps gained less than this share of all it gained."""
+    return STALL_WITHOUT_CG if schedule[stage][0] == WITHOUT_CG else STALL
 
 
 def stage_objective(objective: Objective, logdet: Any) -> Objective:

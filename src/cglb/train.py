@@ -28,6 +28,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cglb import inducing
+from cglb import schedule as stages
 from cglb.checkpoint import Checkpoint
 from cglb.checks import boundary
 from cglb.clock import Clock
@@ -36,7 +37,7 @@ from cglb.fitting import Callback, Fit, Work, drive, fingerprint, history_row
 from cglb.lbfgs import Round, RoundResult
 from cglb.model import GP
 from cglb.objective import Evaluation, Objective, Prepared, evaluate
-from cglb.schedule import WITHOUT_CG, Schedule, check_schedule, default_schedule, stage_objective
+from cglb.schedule import WITHOUT_CG, Schedule, check_schedule, default_schedule
 
 __all__ = ["Fit", "train"]
 
@@ -45,9 +46,6 @@ STEPS_PER_ROUND = 50
 SMALLEST_GAIN = 0.1
 # why a round ended: its stage has had its share of the time
 STAGE_OVER = "stage over"
-# a round ends when its last steps gained less than this share of all it has gained; without CG much
-# earlier, since that stage shall lead near the solution and not to an optimum of its own
-STALL, STALL_WITHOUT_CG = 0.005, 0.1
 # a stage has converged when its newest round gained less than this share of all the stage has gained
 STAGE_SHARE = 0.05
 
@@ -130,7 +128,7 @@ class Problem:
 
     def sparse(self, stage: int) -> bool:
         """Whether a stage has inducing points."""
-        return stage_objective(self.objective, self.schedule[stage][0]).sparse
+        return stages.stage_objective(self.objective, self.schedule[stage][0]).sparse
 
     def joint(self, stage: int) -> bool:
         """Whether a stage optimises everything in one go, without selections of Z in between."""
@@ -159,7 +157,7 @@ class Problem:
 
     def prepare(self, free: Array, Z: Array | None, stage: int) -> Prepared:
         """The objective of a stage, its blocks and neighbours for these hyperparameters."""
-        objective = stage_objective(self.objective, self.schedule[stage][0])
+        objective = stages.stage_objective(self.objective, self.schedule[stage][0])
         return objective.prepare(self.parameters.unflatten(free), self.X, Z)
 
     def evaluate(
@@ -321,9 +319,9 @@ class _State:
     @property
     def _stall(self) -> float:
         """When a round of this stage ends; never in one that is optimised in one go to the end."""
-        if self._without_cg:
-            return STALL_WITHOUT_CG
-        return 0.0 if self.problem.joint(self.stage) and self.stage == self._last_stage else STALL
+        if self.problem.joint(self.stage) and self.stage == self._last_stage:
+            return 0.0
+        return stages.stall_share(self.problem.schedule, self.stage)
 
     @property
     def _done(self) -> int:
@@ -337,15 +335,17 @@ class _State:
         """The step at which the current stage ends at the latest."""
         if self.stage == self._last_stage:
             return max_steps
-        return round(max_steps * sum(share for _, share in self.problem.schedule[: self.stage + 1]))
+        return round(max_steps * stages.share_until(self.problem.schedule, self.stage))
 
     @property
     def _stage_time_over(self) -> bool:
         """Whether a stage, not the last, has had its share of the time there is."""
         if self.clock.limit is None or self.stage == self._last_stage:
             return False
-        share = sum(share for _, share in self.problem.schedule[: self.stage + 1])
-        return self.clock.seconds >= share * self.clock.limit
+        return (
+            self.clock.seconds
+            >= stages.share_until(self.problem.schedule, self.stage) * self.clock.limit
+        )
 
     def _decide(self, result: RoundResult, finished: bool, max_steps: int) -> None:
         done = self._done

@@ -1,7 +1,7 @@
 """The exact Gaussian process on as many rows as one n × n array in memory allows.
 
 `bounds.exact` and `posterior.exact` are differentiable and hold several n × n arrays at once. Here there
-is one: it is filled tile by tile, LAPACK factors it in place (and inverts it in place for a gradient),
+is one: it is filled tile by tile, factored in place (and inverted in place for a gradient) by blocks,
 and test rows go through it in batches. 30,000 rows take 7 GB and the n³/3 flops of a Cholesky
 factorisation; a gradient takes n³ flops in all.
 """
@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
-from cglb import tiles
+from cglb import blocked, tiles
 from cglb.bounds import BoundTerms
 from cglb.checks import boundary
 from cglb.kernels import Kernel
@@ -31,7 +30,7 @@ from cglb.precision import to_numpy
 __all__ = ["DenseGP", "condition", "value_and_gradient"]
 
 TILE = 512
-BATCH_ROWS = 512
+BATCH_ROWS = 2048
 
 
 @dataclass(frozen=True)
@@ -52,16 +51,15 @@ class DenseGP:
     def predict(self, X_star: Float[Array, "s d"]) -> tuple[np.ndarray, np.ndarray]:
         """(mean [s], variance [s]) of the latent f at each row of X_star: O(n²) a row, in batches."""
         kernel, X, rows = self.gp.kernel, jnp.asarray(self.X), np.asarray(X_star)
-        (trsm,) = get_blas_funcs(("trsm",), (self.L,))
         mean, variance = np.empty(len(rows)), np.empty(len(rows))
-        for start in range(0, len(rows), BATCH_ROWS):
-            batch = rows[start : start + BATCH_ROWS]
-            # padded to one shape, so that one compilation serves every batch and any number of rows
-            padded = np.pad(batch, ((0, BATCH_ROWS - len(batch)), (0, 0)))
-            # the transpose of a row-major array is what LAPACK calls an array
-            cross = np.array(_cross(kernel, jnp.asarray(padded), X)).T
+        # padded to a few shapes, so that a compilation serves every batch and most numbers of rows
+        width = min(BATCH_ROWS, _blocks(len(rows)) * TILE)
+        for start in range(0, len(rows), width):
+            batch = rows[start : start + width]
+            padded = np.pad(batch, ((0, width - len(batch)), (0, 0)))
+            cross = np.asarray(_cross(kernel, X, jnp.asarray(padded)))
             mean[start : start + len(batch)] = (cross.T @ self.alpha)[: len(batch)]
-            B = trsm(1.0, self.L, cross, lower=1, overwrite_b=1)
+            B = blocked.solve_lower(self.L, cross)
             prior = np.asarray(kernel.diag(jnp.asarray(batch)))
             explained = np.einsum("ij,ij->j", B, B)[: len(batch)]
             variance[start : start + len(batch)] = np.maximum(prior - explained, 0.0)
@@ -85,8 +83,8 @@ def value_and_gradient(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) ->
     """
     n = X.shape[0]
     L, alpha, terms = _factor(gp, X, y)
-    (potri,) = get_lapack_funcs(("potri",), (L,))
-    inverse, _ = potri(L, lower=1, overwrite_c=1)  # its lower triangle
+    blocked.inverse(L)
+    inverse = L  # its lower triangle, that is
     blocks, count = pad_rows(X, _blocks(n), TILE), _blocks(n)
 
     def tile(i: int, j: int) -> Kernel:
@@ -110,16 +108,14 @@ def value_and_gradient(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) ->
 def _factor(gp: GP, X: Array, y: Array) -> tuple[np.ndarray, np.ndarray, BoundTerms]:
     """(L, alpha, log p(y) in its terms)."""
     n = X.shape[0]
-    K_hat = _fill(gp, X)
-    potrf, potrs = get_lapack_funcs(("potrf", "potrs"), (K_hat,))
-    L, info = potrf(K_hat, lower=1, clean=0, overwrite_a=1)
-    if info != 0:
+    L = _fill(gp, X)
+    if (pivot := blocked.cholesky(L)) != 0:
         raise np.linalg.LinAlgError(
-            f"K + noise·I is not positive definite in float64 (pivot {info} of {n}) at noise "
+            f"K + noise·I is not positive definite in float64 (pivot {pivot} of {n}) at noise "
             f"{float(gp.noise):.3g}: raise the noise floor."
         )
     e = np.asarray(y) - float(gp.mean)
-    alpha, _ = potrs(L, e, lower=1)
+    alpha = blocked.solve_upper(L, blocked.solve_lower(L, e[:, None]))[:, 0]
     parts = (n * np.log(2.0 * np.pi), e @ alpha, 2.0 * np.sum(np.log(np.diagonal(L))))
     return L, alpha, BoundTerms(*(jnp.asarray(-0.5 * part) for part in parts))
 

@@ -1,7 +1,6 @@
 """Checkpoints: a fit that was cut off anywhere ends where it would have ended anyway."""
 
 import functools
-import importlib
 import os
 import signal
 import subprocess
@@ -16,11 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cglb
-from cglb import checkpoint, store
+from cglb import checkpoint, problem, store
 from cglb.chain import Chain
 from cglb.store import StoreError
-
-training = importlib.import_module("cglb.train")  # the module: the package's name is the function
 
 X, Y, Z = problems.data(n=40, d=2, m=8)
 NYSTROM = cglb.Objective(precondition="nystrom")
@@ -29,6 +26,7 @@ WAYS = {
     "together": {"objective": NYSTROM, "optimize_inducing": True},
     "exact": {"objective": cglb.Objective("exact")},
     "stages": {"objective": cglb.Objective(logdet=Chain(8, 4))},
+    "subset": {"objective": NYSTROM, "subset": 15},
 }
 STEPS = 9
 
@@ -134,6 +132,14 @@ def test_any_interruptions_lead_to_the_same_fit(tmp_path_factory, way, steps):
     assert_same(interrupted(path, way, *steps), whole(way))
 
 
+def test_a_fit_cut_off_between_a_part_of_the_rows_and_all_goes_on(tmp_path):
+    part = sum(row["rows"] == 15 for row in whole("subset").history)
+    assert part > 1
+    found = interrupted(tmp_path / "fit", "subset", part - 1, part, part + 1, part + 5)
+    assert_same(found, whole("subset"))
+    assert [path.name for path in tmp_path.iterdir()] == ["fit"]  # nothing is left of the part
+
+
 def test_a_restarted_fit_does_not_repeat_its_callbacks(tmp_path):
     seen = []
 
@@ -195,7 +201,7 @@ def no_work(*args):
 def test_a_fit_at_its_step_limit_comes_back_at_once(way, tmp_path, monkeypatch):
     expected = whole(way)  # before there is nothing to evaluate with
     fit(way, checkpoint=tmp_path / "fit")
-    monkeypatch.setattr(training, "evaluate", no_work)
+    monkeypatch.setattr(problem, "evaluate", no_work)
     assert_same(fit(way, checkpoint=tmp_path / "fit"), expected)
 
 
@@ -210,12 +216,14 @@ def test_a_fit_at_its_step_limit_comes_back_at_once(way, tmp_path, monkeypatch):
 def test_a_fit_that_ended_otherwise_comes_back_at_once(settings, stop, tmp_path, monkeypatch):
     before = fit(checkpoint=tmp_path / "fit", **settings)
     assert before.stop == stop
-    monkeypatch.setattr(training, "evaluate", no_work)
+    monkeypatch.setattr(problem, "evaluate", no_work)
     assert_same(fit(checkpoint=tmp_path / "fit", **settings), before)
 
 
 # within a round and at the end of one
-@pytest.mark.parametrize(("way", "first"), [("rounds", 3), ("rounds", 4), ("together", 3), ("exact", 3)])
+@pytest.mark.parametrize(
+    ("way", "first"), [("rounds", 3), ("rounds", 4), ("together", 3), ("exact", 3), ("subset", 3)]
+)
 def test_more_steps_go_on_as_if_asked_for_at_once(way, first, tmp_path):
     fit(way, checkpoint=tmp_path / "fit", max_steps=first)
     assert_same(fit(way, checkpoint=tmp_path / "fit"), whole(way))
@@ -231,7 +239,7 @@ def test_more_time_goes_on_as_if_given_at_once(tmp_path):
 
 def test_fewer_steps_than_done_give_what_is_done(tmp_path, monkeypatch):
     fit(checkpoint=tmp_path / "fit")
-    monkeypatch.setattr(training, "evaluate", no_work)
+    monkeypatch.setattr(problem, "evaluate", no_work)
     found = fit(checkpoint=tmp_path / "fit", max_steps=2)
     assert untimed(found) == untimed(whole("rounds"))
     assert found.bound == whole("rounds").bound

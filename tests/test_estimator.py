@@ -1,7 +1,6 @@
 """GPRegressor: scikit-learn's conventions, the user's units, and no option without an effect."""
 
 import functools
-import importlib
 import inspect
 from dataclasses import replace
 
@@ -21,11 +20,9 @@ from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import cglb
-from cglb import GPRegressor, posterior
+from cglb import GPRegressor, posterior, problem
 from cglb.certificate import Evidence
 from cglb.report import FitReport
-
-training = importlib.import_module("cglb.train")  # the module: the package's name is the function
 
 # units of the user's: far from standardised
 STANDARD, Y, _ = problems.data(n=40, d=2, m=8)
@@ -404,7 +401,7 @@ def test_a_checkpoint_makes_a_second_fit_free(tmp_path, monkeypatch):
     def no_work(*args):
         raise AssertionError("All of it is in the checkpoint.")
 
-    monkeypatch.setattr(training, "evaluate", no_work)
+    monkeypatch.setattr(problem, "evaluate", no_work)
     second = make(**settings).fit(X, Y)
     np.testing.assert_array_equal(second.predict(NEW), first.predict(NEW))
 

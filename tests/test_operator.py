@@ -194,9 +194,10 @@ def test_a_float32_operator_and_float32_vectors():
 # ---- the stored operator ----
 
 
-def test_an_operator_that_stores_after_some_products_answers_the_same_before_and_after():
+@pytest.mark.parametrize("columns", [(), (1,), (3,)])
+def test_an_operator_that_stores_after_some_products_answers_the_same_before_and_after(columns):
     X = np.random.default_rng(1).normal(size=(N, 2))
-    V = np.random.default_rng(2).normal(size=(N, 3))
+    V = np.random.default_rng(2).normal(size=(N, *columns))
     with cglb.float64():
         tiled = cglb.kernel_operator(GP, X)
         stored, never = StoredOnUse(tiled), StoredOnUse(tiled, memory_gb=1e-9)
@@ -204,8 +205,9 @@ def test_an_operator_that_stores_after_some_products_answers_the_same_before_and
         for _ in range(2 * STORE_AFTER):
             np.testing.assert_allclose(stored @ jnp.asarray(V), expected, rtol=1e-10, atol=1e-12)
             np.testing.assert_allclose(never @ jnp.asarray(V), expected, rtol=1e-12)
-        assert stored._stored is not None
-        assert never._stored is None
+        one = len(columns) == 0 or columns == (1,)
+        assert [stored._half is not None, stored._whole is not None] == [one, not one]
+        assert never._half is never._whole is None
 
 
 def test_a_stored_operator_answers_like_the_tiled_one():

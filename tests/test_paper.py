@@ -1,7 +1,6 @@
 """The paper's experiments: runs that survive anything, tables and figures that say what they hold."""
 
 import csv
-import importlib
 import io
 import json
 import os
@@ -21,13 +20,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import cglb
-from cglb import cli, compiled, dense
+from cglb import cli, compiled, dense, problem
 from cglb.paper import execute, figures, runs, spec, table, watch, workers
 from cglb.paper.execute import Options
 from cglb.paper.runs import Run
 from cglb.paper.spec import Budget, Method, Spec
-
-training = importlib.import_module("cglb.train")  # the module: the package's name is the function
 
 STEPS = 6
 DATA = "diabetes"  # ships with scikit-learn: 295 rows for training
@@ -278,7 +275,7 @@ def test_a_run_that_is_given_more_goes_on(store, tmp_path):
 def test_exact_figures_can_be_asked_for_later(store, tmp_path, monkeypatch):
     run = Run(tmp_path, SGPR)
     execute.execute(run, Options(Budget(STEPS), 0, 0, cholesky=False))
-    monkeypatch.setattr(training, "evaluate", None)  # there is nothing left to evaluate
+    monkeypatch.setattr(problem, "evaluate", None)  # there is nothing left to evaluate
     again = execute.execute(run, Options(Budget(STEPS), 0, 0))
     assert untimed(again) == untimed(Run(store, SGPR).metrics())
 

@@ -1,7 +1,6 @@
 """Training: one deterministic function, accepted steps only, and a history that tells the truth."""
 
 import functools
-import importlib
 import itertools
 import time
 
@@ -15,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cglb
-from cglb import bounds, clock, fitting, lbfgs, objective, schedule
+from cglb import bounds, clock, fitting, inducing, lbfgs, objective, problem, schedule
 from cglb.lbfgs import Clock
 from cglb.objective import evaluate
 from cglb.schedule import default_schedule
-
-training = importlib.import_module("cglb.train")  # the module: the package's name is the function
 
 X, Y, Z = problems.data(n=40, d=2, m=8)
 # Nyström alone preconditions, so that CG has some work left even on 40 rows
@@ -118,7 +115,7 @@ def test_v_moves_on_only_with_an_accepted_step(way, monkeypatch):
     def remember(row, current):
         accepted[row["step"]] = np.asarray(current().v)
 
-    monkeypatch.setattr(training, "evaluate", spy)
+    monkeypatch.setattr(problem, "evaluate", spy)
     fit(**WAYS[way], max_steps=12, steps_per_round=12, callback=remember)
     assert len(starts) == 12  # the last accepted step is followed by no evaluation
     assert max(map(len, starts.values())) > 1  # some line search made several trials
@@ -157,7 +154,7 @@ def test_a_trial_that_is_not_finite_shortens_the_step(breakage, monkeypatch):
         hits.append(float(gp.noise))
         return breakage(found)
 
-    monkeypatch.setattr(training, "evaluate", cliff)
+    monkeypatch.setattr(problem, "evaluate", cliff)
     found = fit(optimize_inducing=True, max_steps=4)
     assert hits
     assert len(found.history) == 4
@@ -256,7 +253,7 @@ def test_rounds_end_when_they_gain_nothing():
     assert found.message
 
 
-@pytest.mark.parametrize("name", ["max_steps", "steps_per_round"])
+@pytest.mark.parametrize("name", ["max_steps", "steps_per_round", "subset"])
 def test_no_steps_at_all_cannot_be_asked_for(name):
     with pytest.raises(ValueError, match=name):
         fit(**{name: 0})
@@ -430,6 +427,67 @@ def test_a_round_hands_on_the_curvature_it_has_seen():
     assert len(warm) < 0.5 * len(cold)
 
 
+# ---- a part of the rows first ----
+
+
+def test_the_first_steps_are_on_a_part_of_the_rows_and_come_on_top():
+    found = fit(subset=15)
+    rows = [row["rows"] for row in found.history]
+    part = rows.count(15)
+    assert 0 < part <= 20
+    assert rows == [15] * part + [40] * (len(rows) - part)
+    assert len(rows) - part == 12
+    assert [row["step"] for row in found.history] == list(range(1, len(rows) + 1))
+    assert found.v.shape == (40,)
+    for row in found.history[part:]:
+        assert row["bound"] <= float(bounds.exact(model(row), X, Y).value)
+
+
+def test_the_part_is_where_training_on_all_rows_starts():
+    found = fit(subset=15)
+    part = [row for row in found.history if row["rows"] == 15]
+    chosen = fitting.random_rows(40, 15, 0)
+    settings = {"num_inducing": 8, "max_steps": 20, "steps_per_round": 5}
+    first = cglb.train(start(), X[chosen], Y[chosen], NYSTROM, **settings)
+    assert without_time(part) == without_time(first.history)
+    second = fit(gp=first.gp, subset=None, seed=part[-1]["round"] + 1)
+    assert second.bound == pytest.approx(found.bound, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"subset": None},
+        {"subset": 20},
+        {"subset": 15, "objective": cglb.Objective("sgpr")},
+        {"subset": 15, "optimize_inducing": True},
+    ],
+    ids=["none", "half of all", "no CG", "together"],
+)
+def test_there_is_no_part_where_it_does_not_pay(settings):
+    assert {row["rows"] for row in fit(max_steps=2, **settings).history} == {40}
+
+
+def test_a_callback_sees_the_model_of_the_part_and_can_stop_there():
+    seen = []
+
+    def look(row, current):
+        seen.append(current())
+        return row["step"] == 2
+
+    found = fit(subset=15, callback=look)
+    assert [one.v for one in seen] == [None, None]
+    assert (found.stop, found.v, len(found.history)) == ("callback", None, 2)
+    assert found.Z.shape == (8, 2)
+
+
+def test_time_on_the_part_counts():
+    found = fit(subset=15, max_seconds=0.0)
+    assert found.stop == "time limit"
+    assert found.history[-1]["rows"] == 40
+    assert len(found.history) == 2
+
+
 # ---- history, callbacks, time ----
 
 
@@ -496,13 +554,13 @@ def test_time_in_callbacks_does_not_count():
 
 def test_time_for_choosing_inducing_points_counts(monkeypatch):
     fitted("rounds")  # all is compiled, and a step takes a fraction of a second
-    greedy = training.inducing.greedy
+    greedy = inducing.greedy
 
     def slow(*args, **kwargs):
         time.sleep(1.0)
         return greedy(*args, **kwargs)
 
-    monkeypatch.setattr(training.inducing, "greedy", slow)
+    monkeypatch.setattr(inducing, "greedy", slow)
     first, second = (row["seconds"] for row in fit(max_steps=2, steps_per_round=1).history)
     assert first >= 1.0
     assert second - first >= 1.0

@@ -8,7 +8,6 @@ factorisation; a gradient takes n³ flops in all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,18 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from cglb import blocked, tiles
+from cglb import blocked
 from cglb.bounds import BoundTerms
 from cglb.checks import boundary
 from cglb.kernels import Kernel
 from cglb.lanes import lane_count, sum_lanes
+from cglb.matrix import TILE, blocks, covariance, cross, pad, rows_of, upper_triangle
 from cglb.model import GP
-from cglb.plan import pad_rows
 from cglb.precision import to_numpy
 
 __all__ = ["DenseGP", "condition", "value_and_gradient"]
 
-TILE = 512
 BATCH_ROWS = 2048
 
 
@@ -53,13 +51,13 @@ class DenseGP:
         kernel, X, rows = self.gp.kernel, jnp.asarray(self.X), np.asarray(X_star)
         mean, variance = np.empty(len(rows)), np.empty(len(rows))
         # padded to a few shapes, so that a compilation serves every batch and most numbers of rows
-        width = min(BATCH_ROWS, _blocks(len(rows)) * TILE)
+        width = min(BATCH_ROWS, blocks(len(rows)) * TILE)
         for start in range(0, len(rows), width):
             batch = rows[start : start + width]
             padded = np.pad(batch, ((0, width - len(batch)), (0, 0)))
-            cross = np.asarray(_cross(kernel, X, jnp.asarray(padded)))
-            mean[start : start + len(batch)] = (cross.T @ self.alpha)[: len(batch)]
-            B = blocked.solve_lower(self.L, cross)
+            K_cross = np.asarray(cross(kernel, X, jnp.asarray(padded)))
+            mean[start : start + len(batch)] = (K_cross.T @ self.alpha)[: len(batch)]
+            B = blocked.solve_lower(self.L, K_cross)
             prior = np.asarray(kernel.diag(jnp.asarray(batch)))
             explained = np.einsum("ij,ij->j", B, B)[: len(batch)]
             variance[start : start + len(batch)] = np.maximum(prior - explained, 0.0)
@@ -85,18 +83,17 @@ def value_and_gradient(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) ->
     L, alpha, terms = _factor(gp, X, y)
     blocked.inverse(L)
     inverse = L  # its lower triangle, that is
-    blocks, count = pad_rows(X, _blocks(n), TILE), _blocks(n)
+    padded, count = pad(X), blocks(n)
 
     def tile(i: int, j: int) -> Kernel:
         """The part of Σ W dK in one tile of the lower triangle, for both of its places."""
-        rows, columns = _slice(i, n), _slice(j, n)
+        rows, columns = rows_of(i, n), rows_of(j, n)
         part = np.outer(alpha[rows], alpha[columns]) - inverse[rows, columns]
         if i == j:  # above the diagonal there is nothing of any meaning
             part = 0.5 * (np.tril(part) + np.tril(part, -1).T)
         W = np.zeros((TILE, TILE))
         W[: part.shape[0], : part.shape[1]] = part
-        value = _diagonal if i == j else _cross
-        return _pull(value, gp.kernel, blocks[i], blocks[j], jnp.asarray(W))
+        return _pull(i == j, gp.kernel, padded[i], padded[j], jnp.asarray(W))
 
     pairs = [(i, j) for j in range(count) for i in range(j, count)]
     kernel_bar = sum_lanes(tile, pairs, lane_count())
@@ -108,7 +105,8 @@ def value_and_gradient(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) ->
 def _factor(gp: GP, X: Array, y: Array) -> tuple[np.ndarray, np.ndarray, BoundTerms]:
     """(L, alpha, log p(y) in its terms)."""
     n = X.shape[0]
-    L = _fill(gp, X)
+    # the transpose of the upper triangle is the lower one, column-major as LAPACK wants it
+    L = upper_triangle(gp.kernel, gp.noise, X).T
     if (pivot := blocked.cholesky(L)) != 0:
         raise np.linalg.LinAlgError(
             f"K + noise·I is not positive definite in float64 (pivot {pivot} of {n}) at noise "
@@ -120,41 +118,9 @@ def _factor(gp: GP, X: Array, y: Array) -> tuple[np.ndarray, np.ndarray, BoundTe
     return L, alpha, BoundTerms(*(jnp.asarray(-0.5 * part) for part in parts))
 
 
-def _blocks(n: int) -> int:
-    return -(-n // TILE)
-
-
-def _slice(block: int, n: int) -> slice:
-    return slice(block * TILE, min(n, (block + 1) * TILE))
-
-
-def _fill(gp: GP, X: Array) -> np.ndarray:
-    """K̂, column-major, its lower triangle filled; what is above the diagonal tiles stays 0."""
-    n = X.shape[0]
-    blocks = pad_rows(X, _blocks(n), TILE)
-    K_hat = np.zeros((n, n), order="F")
-    for j in range(_blocks(n)):
-        columns = _slice(j, n)
-        for i in range(j, _blocks(n)):
-            rows = _slice(i, n)
-            tile = _diagonal if i == j else _cross
-            # K(columns, rows) transposed is column-major like its target
-            block = np.asarray(tile(gp.kernel, blocks[j], blocks[i])).T
-            K_hat[rows, columns] = block[: rows.stop - rows.start, : columns.stop - columns.start]
-    K_hat[np.diag_indices(n)] += float(gp.noise)
-    return K_hat
-
-
-@jax.jit
-def _cross(kernel: Kernel, X1: Array, X2: Array) -> Array:
-    return kernel(X1, X2)
-
-
-@jax.jit
-def _diagonal(kernel: Kernel, X1: Array, X2: Array) -> Array:
-    return tiles.covariance(kernel, X1)
-
-
 @partial(jax.jit, static_argnums=0)
-def _pull(value: Callable[..., Array], kernel: Kernel, X1: Array, X2: Array, W: Array) -> Kernel:
-    return jax.grad(lambda kernel: jnp.sum(W * value(kernel, X1, X2)))(kernel)
+def _pull(diagonal: bool, kernel: Kernel, X1: Array, X2: Array, W: Array) -> Kernel:
+    def total(kernel: Kernel) -> Array:
+        return jnp.sum(W * (covariance(kernel, X1) if diagonal else kernel(X1, X2)))
+
+    return jax.grad(total)(kernel)

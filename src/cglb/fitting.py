@@ -17,7 +17,7 @@ from cglb.model import GP
 from cglb.objective import Evaluation
 from cglb.progress import reporter
 
-__all__ = ["Callback", "Fit", "Work", "drive", "fingerprint", "history_row"]
+__all__ = ["Callback", "Fit", "Work", "drive", "fingerprint", "history_row", "random_rows"]
 
 
 @dataclass
@@ -114,6 +114,11 @@ def fingerprint(settings: Any, arrays: Iterable[Array | None]) -> str:
     for array in arrays:
         digest.update(b"none" if array is None else np.asarray(array).tobytes())
     return digest.hexdigest()
+
+
+def random_rows(n: int, size: int, seed: int) -> np.ndarray:
+    """The numbers of `size` of n rows, drawn at random, in their order."""
+    return np.sort(np.random.default_rng(seed).permutation(n)[:size])
 
 
 @runtime_checkable

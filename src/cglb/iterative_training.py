@@ -27,7 +27,7 @@ from cglb.checkpoint import Checkpoint
 from cglb.checks import boundary
 from cglb.clock import Clock
 from cglb.constraints import Parameters
-from cglb.fitting import Callback, Fit, Work, drive, fingerprint, history_row
+from cglb.fitting import Callback, Fit, Work, drive, fingerprint, history_row, random_rows
 from cglb.iterative import Iterative, estimate, pivots
 from cglb.lbfgs import START_NOT_FINITE, Round
 from cglb.model import GP
@@ -125,7 +125,7 @@ class _Problem:
         n, size = self.X.shape[0], self.stages[stage].subset
         if size is None or size >= n:
             return self.X, self.y
-        chosen = np.sort(np.random.default_rng(self.seed).permutation(n)[:size])
+        chosen = random_rows(n, size, self.seed)
         return self.X[chosen], self.y[chosen]
 
     def estimate(self, stage: int, X: Array, y: Array, free: Array, number: int) -> Evaluation | None:

@@ -4,6 +4,9 @@ A tight bound (`logdet="chain"`) is reached by continuation: from a cold start i
 optimum with collapsed noise, so training begins with the paper's bound and tightens it in stages. A
 stage ends when its bound has converged, or when its share of the budget is spent.
 
+On many rows the first steps, which are the dearest (CG starts from nothing, far from the solution), are
+taken on a random part of them.
+
 The fast way (default) leaves the inducing points out of the optimisation: each round reselects Z
 greedily at the current hyperparameters and then takes some L-BFGS steps in the d + 3 hyperparameters,
 until these gain next to nothing: then new inducing points gain more.
@@ -16,38 +19,30 @@ feeds them to SciPy again, which is deterministic, and so arrives in the very st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from cglb import inducing
-from cglb import schedule as stages
 from cglb.checkpoint import Checkpoint
 from cglb.checks import boundary
 from cglb.clock import Clock
 from cglb.constraints import DEFAULT_FLOOR, Parameters
-from cglb.fitting import Callback, Fit, Work, drive, fingerprint, history_row
-from cglb.lbfgs import Round, RoundResult
+from cglb.fitting import Callback, Fit, drive
 from cglb.model import GP
-from cglb.objective import Evaluation, Objective, Prepared, evaluate
-from cglb.schedule import WITHOUT_CG, Schedule, check_schedule, default_schedule
+from cglb.objective import Objective
+from cglb.problem import Problem
+from cglb.rounds import State
+from cglb.schedule import Schedule, check_schedule, default_schedule
 
 __all__ = ["Fit", "train"]
 
 STEPS_PER_ROUND = 50
-# a round of L-BFGS that converged and gained less than this many nats ends the training
-SMALLEST_GAIN = 0.1
-# why a round ended: its stage has had its share of the time
-STAGE_OVER = "stage over"
-# a stage has converged when its newest round gained less than this share of all the stage has gained
-STAGE_SHARE = 0.05
+# rows of the part that training begins on, and the steps and the share of the time it gets at most
+SUBSET, SUBSET_STEPS, SUBSET_SHARE = 10_000, 20, 0.25
 
 
 @boundary
@@ -63,6 +58,7 @@ def train(
     max_steps: int = 100,
     steps_per_round: int = STEPS_PER_ROUND,
     schedule: Schedule | None = None,
+    subset: int | None = SUBSET,
     floor: float | Mapping[str, float] = DEFAULT_FLOOR,
     fixed: tuple[str, ...] = (),
     seed: int = 0,
@@ -81,6 +77,10 @@ def train(
     schedule:          stages as (log-det bound, share), "sgpr" for a stage without CG; by default
                        `default_schedule`. A stage ends when it has converged, or at its share of
                        `max_steps` or of `max_seconds`.
+    subset:            where there are more than twice as many rows, up to 20 steps on this many of them,
+                       drawn at random, come before (and beside) the `max_steps` on all rows; `rows` in
+                       the history tells them apart. None: no such steps; nor are there any without CG
+                       or with `optimize_inducing`.
     floor, fixed:      as in `Parameters`.
     callback:          called after each step with the history row and a function that gives the model
                        so far; its time does not count; returning True stops.
@@ -90,19 +90,54 @@ def train(
                        limit goes on if it is given more; one that converged or was stopped by its
                        callback comes back as it is.
     """
-    for name, value in (("max_steps", max_steps), ("steps_per_round", steps_per_round)):
-        if value < 1:
+    sizes = {"max_steps": max_steps, "steps_per_round": steps_per_round, "subset": subset}
+    for name, value in sizes.items():
+        if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, found {value}.")
     schedule = default_schedule(objective) if schedule is None else check_schedule(schedule)
     parameters = Parameters(gp, floor, fixed)
-    state = _State(
+    state = State(
         Problem(X, y, objective, schedule, parameters, optimize_inducing, num_inducing, seed),
         Clock(max_seconds),
     )
     # with one stage max_steps only cuts the path off; with several it decides where they change
-    path = (steps_per_round, max_steps if len(schedule) > 1 else None)
+    path: tuple[Any, ...] = (steps_per_round, max_steps if len(schedule) > 1 else None)
+    part = state.problem.part(subset)
+    if part is not None:
+        path += (subset, SUBSET_STEPS)
     store = Checkpoint(checkpoint, checkpoint_seconds, state.problem.fingerprint(gp, Z, path))
-    state.begin(gp, Z, store.load())
+    saved = store.load()
+    if saved is None and part is not None:
+        first = train(
+            gp,
+            X[part],
+            y[part],
+            state.problem.stage_objective(0),
+            Z=Z,
+            num_inducing=num_inducing,
+            max_steps=SUBSET_STEPS,
+            steps_per_round=steps_per_round,
+            schedule=((state.problem.first_bound, 1.0),),
+            subset=None,
+            floor=floor,
+            fixed=fixed,
+            seed=seed,
+            callback=None if callback is None else _without_v(callback),
+            progress=progress,
+            checkpoint=None if checkpoint is None else _beside(checkpoint),
+            checkpoint_seconds=checkpoint_seconds,
+            max_seconds=None if max_seconds is None else SUBSET_SHARE * max_seconds,
+        )
+        if first.stop == "callback":
+            return replace(first, v=None)
+        gp = first.gp
+        state.follow(first)
+    state.begin(gp, Z, saved)
+    if part is not None and checkpoint is not None:
+        if saved is None:
+            store.save(state.snapshot)
+        _beside(checkpoint).unlink(missing_ok=True)
+    max_steps += sum(row["rows"] < X.shape[0] for row in state.history)
     return drive(
         state,
         partial(state.run_round, max_steps, steps_per_round),
@@ -113,292 +148,11 @@ def train(
     )
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What does not change during a fit."""
-
-    X: Float[Array, "n d"]
-    y: Float[Array, " n"]
-    objective: Objective
-    schedule: Schedule
-    parameters: Parameters
-    optimize_inducing: bool
-    num_inducing: int
-    seed: int
-
-    def sparse(self, stage: int) -> bool:
-        """Whether a stage has inducing points."""
-        return stages.stage_objective(self.objective, self.schedule[stage][0]).sparse
-
-    def joint(self, stage: int) -> bool:
-        """Whether a stage optimises everything in one go, without selections of Z in between."""
-        return self.optimize_inducing or not self.sparse(stage)
-
-    def fingerprint(self, gp: GP, Z: Array | None, path: Any) -> str:
-        """Changes if anything that decides the path of the optimisation changes."""
-        values, structure = jax.tree.flatten(gp)
-        settings = (
-            self.objective,
-            self.schedule,
-            self.optimize_inducing,
-            self.num_inducing,
-            self.seed,
-            path,
-            self.parameters.floor,
-            self.parameters.fixed,
-            str(structure),
-        )
-        return fingerprint(settings, (self.X, self.y, Z, *values))
-
-    def select(self, gp: GP, round_number: int) -> Array:
-        """Greedy inducing points at these hyperparameters."""
-        m = min(self.num_inducing, self.X.shape[0])
-        return jnp.asarray(inducing.greedy(gp.kernel, self.X, m, seed=self.seed + round_number))
-
-    def prepare(self, free: Array, Z: Array | None, stage: int) -> Prepared:
-        """The objective of a stage, its blocks and neighbours for these hyperparameters."""
-        objective = stages.stage_objective(self.objective, self.schedule[stage][0])
-        return objective.prepare(self.parameters.unflatten(free), self.X, Z)
-
-    def evaluate(
-        self, prepared: Prepared, free: Array, Z: Array | None, v: Array | None
-    ) -> Evaluation | None:
-        """The bound and its gradient at a free vector."""
-        return evaluate(prepared, self.parameters.unflatten(free), self.X, self.y, Z, v)
+def _beside(checkpoint: str | Path) -> Path:
+    """The checkpoint of the steps on a part of the rows."""
+    return Path(f"{checkpoint}.subset")
 
 
-@dataclass
-class _State:
-    """Where a fit is: at the start of a round, and what the round has seen so far."""
-
-    problem: Problem
-    clock: Clock
-    free: Array = field(init=False)
-    Z: Array | None = field(init=False, default=None)
-    v: Array | None = field(init=False, default=None)
-    bound: float = field(init=False, default=-np.inf)
-    reached: float | None = None  # the bound at the end of the last round of this stage
-    gained: float = 0.0  # by this stage
-    metric: np.ndarray | None = None  # curvature that a round hands on to the next
-    number: int = 0
-    stage: int = 0
-    logdet_name: str = ""
-    current: Round | None = None
-    resumed: tuple[dict[str, Any], dict[str, np.ndarray]] | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
-    work: Work = field(default_factory=Work)
-    stop: str | None = None
-    message: str = ""
-
-    def begin(self, gp: GP, Z: Array | None, saved: Any) -> None:
-        self.free = self.problem.parameters.flatten(gp)
-        if saved is None:
-            if self.problem.sparse(0):
-                with self.clock.running():
-                    self.Z = Z if Z is not None else self.problem.select(gp, 0)
-            return
-        document, arrays = saved
-        self.free = jnp.asarray(arrays["free"])
-        self.Z = jnp.asarray(arrays["Z"]) if "Z" in arrays else None
-        self.v = jnp.asarray(arrays["v_start"]) if "v_start" in arrays else None
-        self.metric = arrays.get("metric")
-        self.number, self.stage = document["round"], document["stage"]
-        self.history = document["history"]
-        self.bound = document["bound"]
-        self.reached, self.gained = document["reached"], document["gained"]
-        self.work = Work(document["evaluations"], document["products"])
-        self.stop, self.message = document["stop"], document["message"]
-        self.clock.add(document["seconds"])
-        self.resumed = saved
-
-    def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """All that is needed to go on: the round's start and the values and gradients since."""
-        arrays = {"free": np.asarray(self.free)}
-        if self.Z is not None:
-            arrays["Z"] = np.asarray(self.Z)
-        if self.v is not None:
-            arrays["v_start"] = np.asarray(self.v)
-        if self.metric is not None:
-            arrays["metric"] = self.metric
-        document: dict[str, Any] = {
-            "round": self.number,
-            "stage": self.stage,
-            "history": self.history,
-            "bound": self.bound,
-            "reached": self.reached,
-            "gained": self.gained,
-            "evaluations": self.work.evaluations,
-            "products": self.work.products,
-            "seconds": self.clock.seconds,
-            "stop": None,
-            "message": "",
-        }
-        if self.current is not None:  # an open round, which a restarted fit replays
-            arrays |= self.current.log_arrays()
-        else:
-            document |= {"stop": self.stop, "message": self.message}
-        return document, arrays
-
-    def run_round(self, max_steps: int, steps_per_round: int, on_step: Callable[[Any], bool]) -> None:
-        """One L-BFGS run from the current point, then the choice of the next round's Z."""
-        problem = self.problem
-        first = self._done
-        replay = None
-        if self.resumed is not None:
-            replay = {key: value for key, value in self.resumed[1].items() if key.startswith("log_")}
-            first -= int(replay["log_steps"]) if "log_steps" in replay else 0
-            self.resumed = None
-        stage_end = self._stage_end(max_steps)
-        limit = max(stage_end - first, 1)
-        if not problem.joint(self.stage):
-            limit = min(steps_per_round, limit)
-        if replay:
-            limit = max(limit, int(replay["log_steps"]))
-        with self.clock.running():
-            prepared = problem.prepare(self.free, self.Z, self.stage)
-        self.logdet_name = WITHOUT_CG if self._without_cg else prepared.logdet.name
-        self.current = Round(
-            evaluate=partial(problem.evaluate, prepared),
-            unflatten=problem.parameters.unflatten,
-            free=self.free,
-            Z=self.Z,
-            v=self.v,
-            optimize_inducing=problem.optimize_inducing and problem.sparse(self.stage),
-            replay=replay,
-            clock=self.clock,
-            work=self.work,
-            metric=self.metric,
-            stall=self._stall,
-        )
-
-        def accepted(evaluation: Evaluation, free: Array) -> str | None:
-            self.history.append(self._row(evaluation, free))
-            if on_step(self.history[-1]):
-                return "callback"
-            return STAGE_OVER if self._stage_time_over else None
-
-        result = self.current.run(limit, accepted)
-        gain = result.bound - (self.current.first if self.reached is None else self.reached)
-        finished = self._finished(result, gain)
-        self._decide(result, finished, max_steps)
-        if self.stop in ("step limit", "time limit"):
-            return  # the round stays open, so that its checkpoint can go on with more steps or time
-        self.free, self.Z, self.v = result.free, result.Z, result.v
-        self.bound = self.reached = result.bound
-        self.gained += gain
-        if not problem.optimize_inducing:  # else rounds are few and x is as large as Z
-            self.metric = self.current.next_metric()
-        self.current = None
-        if self.stop is None:
-            self.number += 1
-            if finished or self._done >= stage_end or result.stop == STAGE_OVER:
-                self.stage = min(self.stage + 1, self._last_stage)
-                # values and curvature of another bound do not compare
-                self.bound, self.reached, self.gained = -np.inf, None, 0.0
-                self.metric = None
-            if not problem.sparse(self.stage):
-                self.Z = self.v = None
-            elif not problem.joint(self.stage):
-                self._reselect()
-
-    def _finished(self, result: RoundResult, gain: float) -> bool:
-        """Whether the stage has converged; gain: of the round, with that of its selection of Z."""
-        if result.stop not in ("converged", "stalled"):
-            return False
-        if self.problem.joint(self.stage) or self._without_cg:
-            return True
-        least = SMALLEST_GAIN
-        if self.stage < self._last_stage:
-            least = max(least, STAGE_SHARE * (self.gained + gain))
-        return gain < least
-
-    @property
-    def _without_cg(self) -> bool:
-        return self.problem.schedule[self.stage][0] == WITHOUT_CG
-
-    @property
-    def _stall(self) -> float:
-        """When a round of this stage ends; never in one that is optimised in one go to the end."""
-        if self.problem.joint(self.stage) and self.stage == self._last_stage:
-            return 0.0
-        return stages.stall_share(self.problem.schedule, self.stage)
-
-    @property
-    def _done(self) -> int:
-        return self.history[-1]["step"] if self.history else 0
-
-    @property
-    def _last_stage(self) -> int:
-        return len(self.problem.schedule) - 1
-
-    def _stage_end(self, max_steps: int) -> int:
-        """The step at which the current stage ends at the latest."""
-        if self.stage == self._last_stage:
-            return max_steps
-        return round(max_steps * stages.share_until(self.problem.schedule, self.stage))
-
-    @property
-    def _stage_time_over(self) -> bool:
-        """Whether a stage, not the last, has had its share of the time there is."""
-        if self.clock.limit is None or self.stage == self._last_stage:
-            return False
-        return (
-            self.clock.seconds
-            >= stages.share_until(self.problem.schedule, self.stage) * self.clock.limit
-        )
-
-    def _decide(self, result: RoundResult, finished: bool, max_steps: int) -> None:
-        done = self._done
-        if result.stop in ("callback", "time limit"):
-            self.stop, self.message = result.stop, result.message
-        elif done >= max_steps:
-            self.stop = "step limit"
-            self.message = (
-                f"Stopped after {done} steps, as asked; more steps may raise the bound further."
-            )
-        elif finished and self.stage == self._last_stage:
-            self.stop, self.message = "converged", result.message
-
-    def _reselect(self) -> None:
-        """New inducing points at the current hyperparameters, if they make the better bound."""
-        problem = self.problem
-        gp = problem.parameters.unflatten(self.free)
-        with self.clock.running():
-            Z = problem.select(gp, self.number)
-            prepared = problem.prepare(self.free, Z, self.stage)
-            found = problem.evaluate(prepared, self.free, Z, self.v)
-        self.work.count(found)
-        if found is not None and found.value > self.bound:
-            self.Z, self.v, self.bound = Z, found.v, found.value
-
-    def _row(self, evaluation: Evaluation, free: Array) -> dict[str, Any]:
-        return history_row(
-            self.problem.parameters,
-            free,
-            evaluation,
-            self.work,
-            step=self._done + 1,
-            round=self.number,
-            rows=self.problem.X.shape[0],
-            logdet=self.logdet_name,
-            seconds=self.clock.seconds,
-        )
-
-    def fit(self) -> Fit:
-        """The model as it stands."""
-        free, Z, v = self.free, self.Z, self.v
-        bound = self.bound
-        if self.current is not None and self.current.accepted is not None:
-            free, Z, v, bound = self.current.accepted
-        return Fit(
-            gp=self.problem.parameters.unflatten(free),
-            Z=Z,
-            v=v,
-            bound=bound,
-            stop=self.stop or "running",
-            message=self.message,
-            history=self.history,
-            evaluations=self.work.evaluations,
-            products=self.work.products,
-            seconds=self.clock.seconds,
-        )
+def _without_v(callback: Callback) -> Callback:
+    """For a model in training on a part of the rows: its v is of no use with all of them."""
+    return lambda row, fit: callback(row, lambda: replace(fit(), v=None))

@@ -54,10 +54,13 @@ class Series:
         return found
 
     def history(self, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(step, value) of each split that has values of this name."""
+        """(step, value) of each split that has values of this name, for the steps on all rows: those on
+        a part of them do not compare."""
         found = []
         for run in self.runs:
-            rows = [row for row in run.history() if row.get(name) is not None]
+            history = run.history()
+            n = max((row["rows"] for row in history), default=0)
+            rows = [row for row in history if row["rows"] == n and row.get(name) is not None]
             if rows:
                 steps, values = ([row[key] for row in rows] for key in ("step", name))
                 found.append((np.array(steps, dtype=float), np.array(values, dtype=float)))

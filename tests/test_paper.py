@@ -179,8 +179,8 @@ def test_one_array_gives_the_gradient_of_the_exact_likelihood(n):
 
 def test_the_array_is_factored_in_its_place(monkeypatch):
     filled = []
-    fill = dense._fill
-    monkeypatch.setattr(dense, "_fill", lambda *args: filled.append(fill(*args)) or filled[0])
+    fill = dense.upper_triangle
+    monkeypatch.setattr(dense, "upper_triangle", lambda *args: filled.append(fill(*args)) or filled[0])
     X, y, _ = problems.data(n=40, d=2)
     found = dense.condition(cglb.GP(cglb.RBF(1.0), 0.1), X, y)
     assert np.shares_memory(found.L, filled[0])
@@ -232,6 +232,15 @@ def test_a_stage_without_cg_has_no_cg_steps_and_hides_no_others(tmp_path):
         for step, steps in ((1, None), (2, last)):
             run.append("history", {"step": step, "cg_steps": steps})
     assert figures.Series("", "", [staged, none], {}).cg_steps() == [[[0], [3]]]
+
+
+def test_bounds_on_a_part_of_the_rows_are_not_drawn_beside_those_on_all(tmp_path):
+    run = Run(tmp_path, Spec("wine", 0, Method.parse("cglb-8")))
+    run.register(Budget(2))
+    for step, rows in ((1, 10), (2, 10), (3, 100), (4, 100)):
+        run.append("history", {"step": step, "rows": rows, "bound": -float(rows)})
+    ((steps, bounds),) = figures.Series("", "", [run], {}).history("bound")
+    assert (steps.tolist(), bounds.tolist()) == ([3.0, 4.0], [-100.0, -100.0])
 
 
 def test_cg_steps_are_those_of_every_evaluation_that_a_row_tells_of():
@@ -431,7 +440,7 @@ def handmade(
     run.register(budget or Budget(steps))
     cg = one.method.kind in ("cglb", "chain", "iterative")
     for step in range(1, steps + 1):
-        row = {"step": step, "seconds": 2.0 * step, "bound": bound - steps + step}
+        row = {"step": step, "rows": 1000, "seconds": 2.0 * step, "bound": bound - steps + step}
         row["cg_steps"] = round(400 / (step + 3)) if cg else None
         run.append("history", row)
         if step % 5 == 0:

@@ -112,7 +112,7 @@ def train(
             gp,
             X[part],
             y[part],
-            state.problem.stage_objective(0),
+            objective,
             Z=Z,
             num_inducing=num_inducing,
             max_steps=SUBSET_STEPS,

@@ -19,6 +19,7 @@ Cost with blocks of p rows and k neighbours: about 4·n·m·(p + k)²/p flops fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,13 +107,10 @@ class ChainBound(eqx.Module):
         """Upper bound on log|K̂|."""
         assert spectrum.At is not None
         m = spectrum.At.shape[1] if self.inner is None else min(self.inner, spectrum.At.shape[1])
-        residual = chain_logdet(
-            spectrum.kernel, spectrum.noise, spectrum.At[:, :m], spectrum.X, self.blocks
-        )
-        price = spectrum.logdet_Q
-        if m < spectrum.At.shape[1]:
-            price = price - _logdet_of_others(spectrum.G[m:, m:])
-        return residual + price
+        At, price = spectrum.At, spectrum.logdet_Q
+        if m < At.shape[1]:
+            At, price = At[:, :m], price - _logdet_of_others(spectrum.G[m:, m:])
+        return chain_logdet(spectrum.kernel, spectrum.noise, At, spectrum.X, self.blocks) + price
 
 
 @jax.jit
@@ -161,15 +159,10 @@ def _members(blocks: Blocks) -> tuple[Int[Array, "b pk"], Bool[Array, "b pk"]]:
     return index, valid
 
 
-def _covariance(
-    kernel: Kernel, noise: Array, At_b: Array | None, X_b: Array, valid: Array
-) -> Float[Array, "pk pk"]:
+def _residual(K: Array, noise: Array, At_b: Array, valid: Array) -> Float[Array, "pk pk"]:
     """R on one block and its neighbours; padding is an identity block, which adds log 1 = 0."""
-    eye = jnp.eye(X_b.shape[0], dtype=X_b.dtype)
-    R = eye + tiles.covariance(kernel, X_b) / noise
-    if At_b is not None:
-        R = R - At_b @ At_b.T
-    return jnp.where(valid[:, None] & valid[None, :], R, eye)
+    eye = jnp.eye(K.shape[0], dtype=K.dtype)
+    return jnp.where(valid[:, None] & valid[None, :], eye + K / noise - At_b @ At_b.T, eye)
 
 
 def _chain_value(kernel: Kernel, noise: Array, At: Array, X: Array, blocks: Blocks) -> Array:
@@ -205,11 +198,20 @@ def _parts(blocks: Blocks, lanes: int) -> list[tuple[Array, Array, Array]]:
 
 def _factor_block(
     kernel: Kernel, noise: Array, At: Array, X: Array, index: Array, valid: Array
-) -> tuple[Array, Array, Array]:
-    """Rows of A and X of one block, and the Cholesky factor of R there."""
+) -> tuple[Array, Array, Array, Callable[[Array], Kernel]]:
+    """For one block and its neighbours: rows of A, K and how to pull weights on it back to the kernel,
+    and the Cholesky factor of R."""
     # without the barrier XLA fuses the gather into a product far slower than its own
     At_b, X_b = lax.optimization_barrier((At[index], X[index]))
-    return At_b, X_b, jnp.linalg.cholesky(_covariance(kernel, noise, At_b, X_b, valid))
+    K, pull = tiles.covariance_and_pull(kernel, X_b, X[:1])
+    L = lax.linalg.cholesky(_residual(K, noise, At_b, valid), symmetrize_input=False)
+    return At_b, L, K, pull
+
+
+def _own_rows(L: Array, valid: Array, k: int) -> Array:
+    """U, the last rows of L⁻¹: Cov_R(b | N(b))⁻¹ on the block's own rows and columns is UᵀU there. Rows
+    of padding are 0; so are columns, since nothing is coupled with padding."""
+    return jnp.where(valid[k:, None], triangular.inverse(L)[k:], 0.0)
 
 
 @jax.jit
@@ -219,7 +221,7 @@ def _value_lane(
     k = index.shape[1] - own.shape[0]
 
     def one(total: Array, member: Any) -> tuple[Array, None]:
-        _, _, L = _factor_block(kernel, noise, At, X, *member)
+        _, L, _, _ = _factor_block(kernel, noise, At, X, *member)
         return total + 2.0 * jnp.sum(jnp.log(jnp.diagonal(L)[k:])), None
 
     return lax.scan(one, jnp.zeros((), dtype=At.dtype), (index, valid))[0]
@@ -234,19 +236,13 @@ def _gradient_lane(
     def one(carry: Any, member: Any) -> tuple[Any, None]:
         value, kernel_bar, noise_bar, At_bar = carry
         index_b, valid_b = member
-        At_b, X_b, L = _factor_block(kernel, noise, At, X, index_b, valid_b)
-        U = triangular.inverse(L)[k:]
-        W = jnp.where(valid_b[:, None] & valid_b[None, :], U.T @ U, 0.0)
-
-        def without_A(kernel: Kernel, noise: Array) -> Array:
-            return _covariance(kernel, noise, None, X_b, valid_b)
-
-        _, pull = jax.vjp(without_A, kernel, noise)
-        k_bar, s_bar = pull(W)
+        At_b, L, K, pull = _factor_block(kernel, noise, At, X, index_b, valid_b)
+        U = _own_rows(L, valid_b, k)
+        W = lax.optimization_barrier(U.T @ U)
         carry = (
             value + 2.0 * jnp.sum(jnp.log(jnp.diagonal(L)[k:])),
-            jax.tree.map(jnp.add, kernel_bar, k_bar),
-            noise_bar + s_bar,
+            jax.tree.map(lambda total, part: total + part / noise, kernel_bar, pull(W)),
+            noise_bar - jnp.sum(W * K) / noise**2,
             At_bar.at[index_b].add(-2.0 * (W @ At_b)),
         )
         return carry, None
@@ -283,10 +279,8 @@ def _inverse_lane(
     k = index.shape[1] - own.shape[0]
 
     def one(member: Any) -> tuple[Array, Array]:
-        At_b, _, L = _factor_block(kernel, noise, At, X, *member)
-        # rows and columns of padding see no data
-        keep = member[1][k:, None] & member[1][None, :]
-        U = jnp.where(keep, triangular.inverse(L)[k:], 0.0)
+        At_b, L, _, _ = _factor_block(kernel, noise, At, X, *member)
+        U = _own_rows(L, member[1], k)
         return U, U @ At_b
 
     U, B = lax.map(one, (index, valid))

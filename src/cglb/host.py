@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from scipy.linalg import get_blas_funcs
 
-__all__ = ["cross", "empty", "gram", "solve_rows", "to_jax"]
+__all__ = ["empty", "gram", "solve_rows", "to_jax"]
 
 ALIGNMENT = 64  # bytes; JAX takes a NumPy array over without a copy only where it begins at a multiple
 
@@ -46,9 +46,3 @@ def gram(rows: np.ndarray) -> np.ndarray:
     (syrk,) = get_blas_funcs(("syrk",), (rows,))
     half = syrk(1.0, rows.T, lower=1)
     return np.tril(half) + np.tril(half, -1).T
-
-
-def cross(rows1: np.ndarray, rows2: np.ndarray) -> np.ndarray:
-    """rows1ᵀ rows2 [m, m]."""
-    (gemm,) = get_blas_funcs(("gemm",), (rows1,))
-    return gemm(1.0, rows1.T, rows2.T, trans_b=1)

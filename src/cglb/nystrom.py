@@ -267,21 +267,12 @@ def _gram_pullback(
     M, L_inverse, *right = _pull_small(noise, c, factors, G_bar, c_bar)
     size, starts = _starts(X.shape[0], PULL_ROWS)
     lanes = min(lane_count(kernel, noise, Z, X, At, c_bar), len(starts))
-    if At_bar is not None:
-        M = M + _cross_gram(At_bar, At)
-    kernel_bar, F_bar = sum_lanes(
+    kernel_bar, F_bar, *more = sum_lanes(
         lambda *mine: _pull_lane(size, kernel, Z, X, r, At, At_bar, *right, *mine),
         [(starts[lane::lanes],) for lane in range(lanes)],
         lanes,
     )
-    return _pull_rest(kernel, noise, Z, factors, L_inverse, M, kernel_bar, F_bar, c_bar)
-
-
-def _cross_gram(At_bar: Array, At: Array) -> Array:
-    """At_barᵀAt, what comes through A itself to M."""
-    if on_host(At_bar, At):
-        return jnp.asarray(host.cross(np.asarray(At_bar), np.asarray(At)))
-    return At_bar.T @ At
+    return _pull_rest(kernel, noise, Z, factors, L_inverse, sum(more, M), kernel_bar, F_bar, c_bar)
 
 
 @jax.jit
@@ -309,8 +300,9 @@ def _pull_lane(
     c_right: Array,
     scaled: Array,
     starts: Array,
-) -> tuple[Kernel, Any]:
-    """Over chunks of rows: Kfu_bar, pulled back to the kernel and the features of Z."""
+) -> tuple[Any, ...]:
+    """Over chunks of rows: Kfu_bar, pulled back to the kernel and the features of Z; then, where there
+    is At_bar, At_barᵀAt."""
     origin = Z[:1]
     FZ = kernel.features(Z, origin)
 
@@ -318,15 +310,20 @@ def _pull_lane(
         rows = partial(lax.dynamic_slice_in_dim, start_index=begin[0], slice_size=size)
         own = begin[0] + jnp.arange(size) >= begin[1]
         Kfu_bar = rows(At) @ right + rows(r)[:, None] * c_right[None, :]
+        more = []
         if At_bar is not None:
             Kfu_bar = Kfu_bar + rows(At_bar) @ scaled
+            # a product with a transposed side is several times slower than to transpose it first
+            sides = jnp.where(own[:, None], rows(At_bar), 0.0).T, rows(At)
+            more = [jnp.matmul(*lax.optimization_barrier(sides))]
         W = lax.optimization_barrier(jnp.where(own[:, None], Kfu_bar, 0.0))
         FX, pull = jax.vjp(lambda kernel: kernel.features(rows(X), origin), kernel)
         kernel_bar, FX_bar, FZ_bar = kernel.pull_between(FX, FZ, W, True)
-        parts = (jax.tree.map(jnp.add, kernel_bar, pull(FX_bar)[0]), FZ_bar)
+        parts = (jax.tree.map(jnp.add, kernel_bar, pull(FX_bar)[0]), FZ_bar, *more)
         return jax.tree.map(jnp.add, total, parts), None
 
-    return lax.scan(chunk, jax.tree.map(jnp.zeros_like, (kernel, FZ)), starts)[0]
+    zeros = [kernel, FZ] if At_bar is None else [kernel, FZ, scaled]
+    return lax.scan(chunk, tuple(jax.tree.map(jnp.zeros_like, zeros)), starts)[0]
 
 
 @jax.jit

@@ -13,6 +13,7 @@ Reverse mode through `product` uses `bilinear`, so no tile is ever kept for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -201,6 +202,26 @@ def _pull_features(
 def covariance(kernel: Kernel, X: Array) -> Array:
     """K(X, X), its diagonal exact rather than through the rounded distance of a point to itself."""
     return jnp.where(jnp.eye(X.shape[0], dtype=bool), kernel.diag(X)[:, None], kernel(X, X))
+
+
+def covariance_and_pull(
+    kernel: Kernel, X: Array, origin: Array
+) -> tuple[Array, Callable[[Array], Kernel]]:
+    """`covariance`, and the gradient of Σᵢⱼ WᵢⱼK(X, X)ᵢⱼ in the kernel as a function of a symmetric W.
+
+    origin [1, d]: from where the features of X are measured; the same point for every set of rows.
+    """
+    eye = jnp.eye(X.shape[0], dtype=bool)
+    F, pull_features = jax.vjp(lambda kernel: kernel.features(X, origin), kernel)
+    diag, pull_diag = jax.vjp(lambda kernel: kernel.diag(X), kernel)
+
+    def pull(W: Array) -> Kernel:
+        kernel_bar, F1_bar, F2_bar = kernel.pull_between(F, F, jnp.where(eye, 0.0, W), False)
+        (through_features,) = pull_features(jax.tree.map(jnp.add, F1_bar, F2_bar))
+        (through_diag,) = pull_diag(jnp.diagonal(W))
+        return jax.tree.map(lambda *parts: sum(parts), kernel_bar, through_features, through_diag)
+
+    return jnp.where(eye, diag[:, None], kernel.between(F, F)), pull
 
 
 @partial(jax.jit, static_argnums=0)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 __all__ = ["inverse", "solve_right"]
 
-BLOCK = 128
+BLOCK = 64
 
 
 def inverse(L: Float[Array, "m m"]) -> Float[Array, "m m"]:

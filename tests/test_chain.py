@@ -102,9 +102,17 @@ def test_more_neighbours_and_blocks_tighten_the_bound(setting):
     assert gaps[0] > 1.2 * gaps[1] > 1.2 * 1.2 * gaps[2]
 
 
-def test_gradient_agrees_with_autodiff_of_a_dense_reference(setting):
-    gp, X, y, Z = setting
-    chain = Chain(20, 15, inner=7).prepare(gp.kernel, X)
+@pytest.mark.parametrize("block", [20, 23])
+@pytest.mark.parametrize(
+    "kernel",
+    [cglb.Matern32([0.6, 0.9], 1.2), cglb.RBF(0.5, 0.7) * cglb.Linear(0.8) + cglb.Matern52([0.6, 0.9])],
+    ids=["one lengthscale a column", "variances differ from row to row"],
+)
+def test_gradient_agrees_with_autodiff_of_a_dense_reference(setting, kernel, block):
+    """Also with rows of padding in the last block (23 does not divide 120)."""
+    _, X, y, Z = setting
+    gp = cglb.GP(kernel, 0.01, 0.1)
+    chain = Chain(block, 15, inner=7).prepare(gp.kernel, X)
     index = [
         (np.asarray(n)[np.asarray(nv)], np.asarray(r)[np.asarray(rv)])
         for n, nv, r, rv in zip(

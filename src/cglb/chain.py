@@ -199,18 +199,18 @@ def _parts(blocks: Blocks, lanes: int) -> list[tuple[Array, Array, Array]]:
 def _factor_block(
     kernel: Kernel, noise: Array, At: Array, X: Array, index: Array, valid: Array
 ) -> tuple[Array, Array, Array, Callable[[Array], Kernel]]:
-    """For one block and its neighbours: rows of A, K and how to pull weights on it back to the kernel,
-    and the Cholesky factor of R."""
+    """For one block and its neighbours: rows of A, the Cholesky factor of R, K, and the gradient of
+    Σ W K in the kernel as a function of W."""
     # without the barrier XLA fuses the gather into a product far slower than its own
     At_b, X_b = lax.optimization_barrier((At[index], X[index]))
-    K, pull = tiles.covariance_and_pull(kernel, X_b, X[:1])
+    K, pull = tiles.covariance_and_pull(kernel, X_b)
     L = lax.linalg.cholesky(_residual(K, noise, At_b, valid), symmetrize_input=False)
     return At_b, L, K, pull
 
 
 def _own_rows(L: Array, valid: Array, k: int) -> Array:
-    """U, the last rows of L⁻¹: Cov_R(b | N(b))⁻¹ on the block's own rows and columns is UᵀU there. Rows
-    of padding are 0; so are columns, since nothing is coupled with padding."""
+    """U, the last p rows of L⁻¹. Those of padding are 0; so are its columns of padding, which R couples
+    with nothing."""
     return jnp.where(valid[k:, None], triangular.inverse(L)[k:], 0.0)
 
 

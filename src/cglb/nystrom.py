@@ -218,7 +218,7 @@ def gram(
     """(G, c, Aᵀ) = (AAᵀ, A r, Aᵀ), differentiable in gp, Z and r; X is held fixed.
 
     `factors` must come from `factor(gp, X, Z)` at the same values: they make the forward pass free.
-    Aᵀ itself is there only with rows=True; then the backward pass costs 5nm² flops in place of 2nm².
+    Aᵀ itself is there only with rows=True; then the backward pass costs 6nm² flops in place of 2nm².
     """
     return _gram(rows, gp.kernel, jnp.asarray(gp.noise), Z, r, X, factors)
 

@@ -204,15 +204,10 @@ def covariance(kernel: Kernel, X: Array) -> Array:
     return jnp.where(jnp.eye(X.shape[0], dtype=bool), kernel.diag(X)[:, None], kernel(X, X))
 
 
-def covariance_and_pull(
-    kernel: Kernel, X: Array, origin: Array
-) -> tuple[Array, Callable[[Array], Kernel]]:
-    """`covariance`, and the gradient of Σᵢⱼ WᵢⱼK(X, X)ᵢⱼ in the kernel as a function of a symmetric W.
-
-    origin [1, d]: from where the features of X are measured; the same point for every set of rows.
-    """
+def covariance_and_pull(kernel: Kernel, X: Array) -> tuple[Array, Callable[[Array], Kernel]]:
+    """`covariance`, and the gradient of Σᵢⱼ WᵢⱼK(X, X)ᵢⱼ in the kernel as a function of a symmetric W."""
     eye = jnp.eye(X.shape[0], dtype=bool)
-    F, pull_features = jax.vjp(lambda kernel: kernel.features(X, origin), kernel)
+    F, pull_features = jax.vjp(lambda kernel: kernel.features(X, X[:1]), kernel)
     diag, pull_diag = jax.vjp(lambda kernel: kernel.diag(X), kernel)
 
     def pull(W: Array) -> Kernel:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -327,6 +328,38 @@ def test_a_killed_run_ends_as_if_it_had_not_been(store, tmp_path):
     assert one == other
 
 
+def test_steps_on_a_part_of_the_rows_survive_a_kill_and_come_beside_the_budget(tmp_path, monkeypatch):
+    """Killed at the fourth step, and while the part lasts: nothing is lost, nothing counted twice."""
+    one = Spec(DATA, 0, Method("cglb", 16))
+    monkeypatch.setattr(execute, "train", partial(cglb.train, subset=100))
+    monkeypatch.setattr(execute, "CHECKPOINT_SECONDS", {False: 0.0})
+    options = Options(Budget(STEPS), evaluate_every=0, cholesky=False)
+    whole = Run(tmp_path / "whole", one)
+    metrics = execute.execute(whole, options)
+    part = metrics["steps_on_part"]
+    assert 4 < part <= 20
+    assert metrics["steps"] == part + STEPS
+    assert runs.is_complete(metrics, Budget(STEPS), cholesky=False)
+    assert not runs.is_complete(metrics, Budget(STEPS + 1), cholesky=False)
+    state = runs.look(whole)
+    assert (state.phase, state.step, state.max_steps) == ("done", part + STEPS, part + STEPS)
+
+    killed, append = Run(tmp_path / "killed", one), Run.append
+
+    def deadly(run, name, row):
+        if row["step"] == 4:
+            raise KeyboardInterrupt
+        append(run, name, row)
+
+    monkeypatch.setattr(Run, "append", deadly)
+    with pytest.raises(KeyboardInterrupt):
+        execute.execute(killed, options)
+    monkeypatch.setattr(Run, "append", append)
+    assert untimed(execute.execute(killed, options)) == untimed(metrics)
+    one, other = ([untimed(row) for row in run.history()] for run in (killed, whole))
+    assert one == other
+
+
 def test_a_failure_is_told_and_does_not_stop_the_others(store, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("the probes are gone")
@@ -546,8 +579,8 @@ def test_the_reference_is_table_1():
 
 
 def test_status_shows_what_is_left(tmp_path):
-    partial = handmade(tmp_path, Spec("wine", 0, Method.parse("cglb-8")), 40, budget=Budget(100))
-    (partial.folder / "metrics.json").unlink()
+    stopped = handmade(tmp_path, Spec("wine", 0, Method.parse("cglb-8")), 40, budget=Budget(100))
+    (stopped.folder / "metrics.json").unlink()
     timed = handmade(tmp_path, Spec("wine", 1, Method.parse("cglb-8")), 40, budget=Budget(100, 1.5))
     (timed.folder / "metrics.json").unlink()
     Run(tmp_path, Spec("wine", 2, Method.parse("cglb-8"))).register(Budget(100))

@@ -9,7 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 import cglb
-from cglb import posterior
+from cglb import blocked, posterior
 
 
 @pytest.fixture
@@ -29,6 +29,17 @@ def test_exact_agrees_with_scikit_learn(setting):
     np.testing.assert_allclose(found.mean(X_star), mean + 0.2, atol=1e-9)
     np.testing.assert_allclose(found.covariance(X_star), cov, atol=1e-9)
     np.testing.assert_allclose(found.variance(X_star), np.diag(cov), atol=1e-9)
+
+
+def test_many_rows_are_factored_by_blocks_to_the_same_posterior(setting, monkeypatch):
+    gp, X, y, _, X_star = setting
+    few = posterior.exact(gp, X, y)
+    monkeypatch.setattr(blocked, "WHOLE", 20)
+    monkeypatch.setattr(blocked, "BLOCK", 16)
+    many = posterior.exact(gp, X, y)
+    for name in ("mean", "variance", "covariance"):
+        wanted = getattr(few, name)(X_star)
+        np.testing.assert_allclose(getattr(many, name)(X_star), wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_cglb_mean_is_exact_when_v_solves_the_system(setting):

@@ -461,8 +461,9 @@ def test_the_part_is_where_training_on_all_rows_starts():
         {"subset": 20},
         {"subset": 15, "objective": cglb.Objective("sgpr")},
         {"subset": 15, "optimize_inducing": True},
+        {"subset": 15, "Z": X[:16]},
     ],
-    ids=["none", "half of all", "no CG", "together"],
+    ids=["none", "half of all", "no CG", "together", "more inducing points"],
 )
 def test_there_is_no_part_where_it_does_not_pay(settings):
     assert {row["rows"] for row in fit(max_steps=2, **settings).history} == {40}

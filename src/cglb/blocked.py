@@ -1,8 +1,8 @@
 """Cholesky factors of large matrices, in the memory of the matrix itself.
 
 LAPACK's own routines would do, but the threaded ones of OpenBLAS write outside their buffers on two
-cores from about 16,000 rows on and end the process (its issues 352 and 2562 are of that kind). So above
-WHOLE rows LAPACK sees one block at a time here, and all else is products of matrices. Arrays are
+cores somewhere above 14,000 rows and end the process (its issues 352 and 2562 are of that kind). So
+above WHOLE rows LAPACK sees one block at a time here, and all else is products of matrices. Arrays are
 column-major; only the lower triangle is read, and what is above it has no meaning afterwards.
 """
 

@@ -3,7 +3,7 @@
     sgpr ≤ cglb (at a good v) ≤ exact ≤ upper
 
 `cglb` and `upper` hold for *every* v: conjugate gradients (`cglb.solve`) only supplies a good one. All
-are differentiable in gp, Z and, for `exact`, nothing else; X, y and v are data.
+are differentiable in gp and, where there is one, Z; X, y and v are data.
 
     log p(y) = −(n/2) log 2π − ½ eᵀK̂⁻¹e − ½ log|K̂|,   e = y − μ
 """

@@ -122,7 +122,7 @@ class Certificate:
             precondition=choose("auto", gp, X, factors, lambda: auto.blocks),
             v0=self._v,
             tolerance=CG_TOLERANCE,
-            fast=StoredOnUse(operator),  # pyright: ignore[reportArgumentType]
+            fast=StoredOnUse(operator, self._memory_gb),  # pyright: ignore[reportArgumentType]
         )
         self._v = solution.v
         constant = n * np.log(2.0 * np.pi)
@@ -169,7 +169,7 @@ def certify(
                  says which. Without it one level is made.
     exact:       by Cholesky: n² memory, n³/3 flops, an interval of rounding's width.
     max_seconds: stop before a level that would go past it.
-    memory_gb:   for the n × m arrays.
+    memory_gb:   for the n × m arrays, and for K̂ while CG runs.
     """
     if tolerance is not None and not tolerance > 0.0:
         raise ValueError(f"tolerance must be positive, found {tolerance}.")

@@ -5,7 +5,7 @@ log|R| = Σ_b log|Cov_R(b | all earlier blocks)|, and conditioning on less can o
 
     log|R| ≤ Σ_b log|Cov_R(b | N(b))|      for any sets N(b) of earlier rows.
 
-With the price of the inducing points (V₁, V₂: the first m and the others; R σ² ⪰ σ²I + V₂ᵀV₂)
+With the price of the inducing points (A₁, A₂: the first m and the others; R ⪰ I + A₂ᵀA₂)
 
     log|K̂| = n log σ² + log|R| + log|I + A₁R⁻¹A₁ᵀ|
             ≤ n log σ² + Σ_b log|Cov_R(b | N(b))| + log|I + AAᵀ| − log|I + A₂A₂ᵀ|.

@@ -61,24 +61,27 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         rank of the preconditioner; "auto" is 100.
     logdet : str
         Upper bound on log|K̂|: "amgm" (the paper's), "chain" (far tighter at low noise, reached from
-        "amgm" in stages), "auto" (the tightest that pays), "hadamard", "waterfill" or "trace".
+        "amgm" in stages), "auto" (the tightest that pays), "hadamard", "waterfill" or "trace"
+        (Titsias' own, for method="sgpr").
     cg_tolerance : float
         Nats that conjugate gradients may leave on the table at each evaluation; for "iterative" the
         relative norm of the residual.
     optimize_inducing : bool
         Optimise inducing points by gradient (the paper's way) instead of reselecting them in rounds.
     max_steps : int
-        Accepted optimiser steps.
+        Accepted optimiser steps; above 20,000 rows up to 20 more come first, on 10,000 of them.
     noise_floor : float or None
         Smallest noise variance, in units of the target's variance; None is 1e-6, and 1e-4 for
         "iterative", as in the paper.
     drop_missing : bool
         Drop rows whose target is missing instead of raising.
     random_state : int, RandomState or None
-        Decides ties in the choice of inducing points. The same seed gives the same fit; None is one
-        fixed seed, so that an interrupted `fit` finds its checkpoint again.
+        Decides ties in the choice of inducing points, which rows come first above 20,000, and the
+        probes of "iterative". The same seed gives the same fit; None is one fixed seed, so that an
+        interrupted `fit` finds its checkpoint again.
     memory_gb : float or None
-        Budget for the n × m arrays; limits `num_inducing="auto"` and refuses what cannot fit.
+        Budget for the n × m arrays; limits `num_inducing="auto"` and refuses what cannot fit. Up to
+        32,000 rows CG may keep half of K̂ beside them, at most 4 GB.
     progress : bool
         Show a progress bar.
     checkpoint : path or None
@@ -241,7 +244,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """The mean at X, and the standard deviation or covariance of a *new observation* there.
 
-        variance: how the spread is found. "sgpr" is the cheapest and may err on either side. "local"
+        variance: how the spread is found. "sgpr" is the cheapest and may err on either side
+            (for method="iterative" it is LOVE's and never below the exact one). "local"
             conditions on the nearest rows and the inducing points and is never below the exact one.
             "cg" is the upper end of `variance_bracket`: never below the exact one and, where CG
             reaches its tolerance, at most 1 % above it. method="exact" has no need of them.

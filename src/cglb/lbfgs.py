@@ -18,7 +18,7 @@ from cglb.model import GP
 from cglb.objective import Evaluation
 from cglb.store import StoreError
 
-__all__ = ["START_NOT_FINITE", "Clock", "Round", "RoundResult", "free_gradient"]
+__all__ = ["START_NOT_FINITE", "Round", "RoundResult", "free_gradient"]
 
 # pairs of steps that L-BFGS remembers: more than there are hyperparameters, so that it knows all of
 # their curvature

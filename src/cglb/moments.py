@@ -1,6 +1,6 @@
 """A lower bound on log|K̂| from two moments of what the inducing points leave out.
 
-With M = Q̂^(−½) E Q̂^(−½) ⪰ 0, t = tr M and f = tr M² (both exact, in one pass over the tiles of K):
+With M = Q̂^(−½) E Q̂^(−½) ⪰ 0, t = tr M and f = tr M² (both exact, in two passes over the tiles of K):
 
     log|K̂| = log|Q̂| + Σ log(1 + μᵢ) ≥ log|Q̂| + (t²/f) log(1 + f/t).
 
@@ -8,7 +8,7 @@ Proof: log(1 + μ) = μ·g(μ) with g(μ) = log(1 + μ)/μ convex, and the μᵢ
 Σ (μᵢ/t) g(μᵢ) ≥ g(Σ μᵢ²/t) = g(f/t) by Jensen's inequality. It is exact where all non-zero μ are equal.
 The appendix's bound log(1 + tr(E)/ℓ₁) does not look at f: it allows all of E to sit in one direction.
 
-Cost: 4n²m flops beside the n²/2 kernel entries, O(nm) memory.
+Cost: 4n²m flops beside the n² kernel entries, O(nm) memory.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
-from cglb import nystrom, tiles
+from cglb import blocked, dense, nystrom, tiles
 from cglb.checks import boundary
+from cglb.lanes import on_host
 from cglb.model import GP
 from cglb.nystrom import DEFAULT_JITTER
 from cglb.operator import kernel_operator
@@ -127,7 +128,13 @@ class IterativePosterior(eqx.Module):
 
 @boundary
 def exact(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> ExactPosterior:
-    """The posterior given all data, by Cholesky: O(n³)."""
+    """The posterior given all data, by Cholesky: O(n³).
+
+    `numpy.linalg.LinAlgError` where more than 12,000 rows have no factor in float64; fewer give NaN.
+    """
+    if X.shape[0] > blocked.WHOLE and on_host(gp, X, y):  # JAX's own would end the process: `blocked`
+        found = dense.condition(gp, X, y)
+        return ExactPosterior(gp, X, jnp.asarray(found.L), jnp.asarray(found.alpha))
     L = jnp.linalg.cholesky(tiles.dense(gp.kernel, jnp.asarray(gp.noise), X))
     return ExactPosterior(gp, X, L, cho_solve((L, True), y - gp.mean))
 

@@ -47,11 +47,14 @@ class Problem:
         """What the schedule begins with."""
         return self.schedule[0][0]
 
-    def part(self, size: int | None) -> np.ndarray | None:
-        """The rows to begin on, where that saves time: a step's cost grows faster than they do."""
+    def part(self, size: int | None, fewest: int = 0) -> np.ndarray | None:
+        """The rows to begin on, where that saves time: a step's cost grows faster than they do.
+
+        fewest: rows that there must be, for given inducing points.
+        """
         n = self.X.shape[0]
         linear = self.stage_objective(0).method == "sgpr"
-        if size is None or n <= 2 * size or linear or self.optimize_inducing:
+        if size is None or size < fewest or n <= 2 * size or linear or self.optimize_inducing:
             return None
         return random_rows(n, size, self.seed)
 

@@ -29,6 +29,7 @@ from cglb.plan import Plan, pad_rows, walk
 __all__ = [
     "bilinear",
     "covariance",
+    "covariance_and_pull",
     "dense",
     "known_product",
     "product",
@@ -205,7 +206,7 @@ def covariance(kernel: Kernel, X: Array) -> Array:
 
 
 def covariance_and_pull(kernel: Kernel, X: Array) -> tuple[Array, Callable[[Array], Kernel]]:
-    """`covariance`, and the gradient of Σᵢⱼ WᵢⱼK(X, X)ᵢⱼ in the kernel as a function of a symmetric W."""
+    """`covariance`, and the gradient of Σᵢⱼ WᵢⱼKᵢⱼ in the kernel as a function of a symmetric W."""
     eye = jnp.eye(X.shape[0], dtype=bool)
     F, pull_features = jax.vjp(lambda kernel: kernel.features(X, X[:1]), kernel)
     diag, pull_diag = jax.vjp(lambda kernel: kernel.diag(X), kernel)

@@ -79,8 +79,8 @@ def train(
                        `max_steps` or of `max_seconds`.
     subset:            where there are more than twice as many rows, up to 20 steps on this many of them,
                        drawn at random, come before (and beside) the `max_steps` on all rows; `rows` in
-                       the history tells them apart. None: no such steps; nor are there any without CG
-                       or with `optimize_inducing`.
+                       the history tells them apart. None: no such steps; nor are there any for SGPR's
+                       bound, with `optimize_inducing` or where Z has more points than that.
     floor, fixed:      as in `Parameters`.
     callback:          called after each step with the history row and a function that gives the model
                        so far; its time does not count; returning True stops.
@@ -102,7 +102,7 @@ def train(
     )
     # with one stage max_steps only cuts the path off; with several it decides where they change
     path: tuple[Any, ...] = (steps_per_round, max_steps if len(schedule) > 1 else None)
-    part = state.problem.part(subset)
+    part = state.problem.part(subset, 0 if Z is None else len(Z))
     if part is not None:
         path += (subset, SUBSET_STEPS)
     store = Checkpoint(checkpoint, checkpoint_seconds, state.problem.fingerprint(gp, Z, path))
@@ -124,7 +124,7 @@ def train(
             seed=seed,
             callback=None if callback is None else _without_v(callback),
             progress=progress,
-            checkpoint=None if checkpoint is None else _beside(checkpoint),
+            checkpoint=None if checkpoint is None else subset_checkpoint(checkpoint),
             checkpoint_seconds=checkpoint_seconds,
             max_seconds=None if max_seconds is None else SUBSET_SHARE * max_seconds,
         )
@@ -136,7 +136,7 @@ def train(
     if part is not None and checkpoint is not None:
         if saved is None:
             store.save(state.snapshot)
-        _beside(checkpoint).unlink(missing_ok=True)
+        subset_checkpoint(checkpoint).unlink(missing_ok=True)
     max_steps += sum(row["rows"] < X.shape[0] for row in state.history)
     return drive(
         state,
@@ -148,8 +148,8 @@ def train(
     )
 
 
-def _beside(checkpoint: str | Path) -> Path:
-    """The checkpoint of the steps on a part of the rows."""
+def subset_checkpoint(checkpoint: str | Path) -> Path:
+    """The checkpoint of the steps on a part of the rows, beside that of the fit; gone when those are."""
     return Path(f"{checkpoint}.subset")
 
 

@@ -113,6 +113,7 @@ def _learn_and_score_on(run: Run, split: Split, options: Options) -> dict[str, A
         "d": split.X_train.shape[1],
         "m": None if fit.Z is None else len(fit.Z),
         "steps": last["step"],
+        "steps_on_part": run.steps_on_part(),
         "stop": fit.stop,
         "message": fit.message,
         "bound": fit.bound,

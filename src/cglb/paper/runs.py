@@ -19,12 +19,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from cglb import store
 from cglb.checkpoint import KIND, VERSION
 from cglb.paper.spec import Budget, Spec
+from cglb.train import SUBSET_STEPS, subset_checkpoint
 
 try:
     import fcntl
@@ -79,6 +81,16 @@ class Run:
         """The last rows, without reading a long file."""
         return _rows(self.folder / "history.jsonl", RECENT_BYTES)
 
+    def steps_on_part(self) -> int:
+        """Steps on a part of the rows that came first. Iterative GP's belong to the budget of steps, the
+        others' are taken beside it."""
+        rows = self.recent()
+        if not rows or self.spec.method.kind == "iterative":
+            return 0
+        with (self.folder / "history.jsonl").open() as file:
+            first = [json.loads(line) for line in islice(file, SUBSET_STEPS) if line.endswith("\n")]
+        return sum(row["rows"] < rows[-1]["rows"] for row in first)
+
     def scores(self) -> list[dict[str, Any]]:
         """Scores on the test part over training."""
         return _rows(self.folder / "scores.jsonl")
@@ -97,8 +109,10 @@ class Run:
         taken again.
         """
         rows: list[dict[str, Any]] = []
-        if self.checkpoint.exists():
-            rows = store.read(self.checkpoint, KIND, VERSION)[0]["history"]
+        for path in (self.checkpoint, subset_checkpoint(self.checkpoint)):
+            if path.exists():
+                rows = store.read(path, KIND, VERSION)[0]["history"]
+                break
         step = rows[-1]["step"] if rows else 0
         kept = [row for row in self.scores() if row["step"] <= step]
         _write_rows(self.folder / "history.jsonl", rows)
@@ -149,7 +163,7 @@ def is_complete(metrics: dict[str, Any] | None, budget: Budget, cholesky: bool) 
     limit = budget.max_seconds
     return (
         metrics["stop"] not in LIMITS
-        or metrics["steps"] >= budget.max_steps
+        or metrics["steps"] - metrics.get("steps_on_part", 0) >= budget.max_steps
         or (limit is not None and metrics["seconds"] >= limit)
     )
 
@@ -188,6 +202,7 @@ def look(run: Run) -> State:
     metrics, budget, rows = run.metrics(), run.budget() or Budget(), run.recent()
     last = rows[-1] if rows else None
     step = last["step"] if last else 0
+    max_steps = budget.max_steps + run.steps_on_part()
     phase, note = _holder(run), ""
     if phase is None:
         if is_complete(metrics, budget, cholesky=False):
@@ -200,10 +215,10 @@ def look(run: Run) -> State:
         run,
         phase,
         step,
-        budget.max_steps,
+        max_steps,
         last["bound"] if last else None,
         last["seconds"] if last else 0.0,
-        0.0 if phase in ("done", "scoring") else _time_left(rows, budget),
+        0.0 if phase in ("done", "scoring") else _time_left(rows, max_steps, budget.max_seconds),
         note,
     )
 
@@ -218,15 +233,15 @@ def find(root: Path) -> list[Run]:
     return found
 
 
-def _time_left(rows: list[dict[str, Any]], budget: Budget) -> float | None:
+def _time_left(rows: list[dict[str, Any]], max_steps: int, max_seconds: float | None) -> float | None:
     """At the pace of the last steps; at most what the budget of time leaves."""
     if len(rows) < 2:
         return None
     first, last = rows[-min(len(rows), 20)], rows[-1]
     pace = (last["seconds"] - first["seconds"]) / max(last["step"] - first["step"], 1)
-    left = max(budget.max_steps - last["step"], 0) * pace
-    if budget.max_seconds is not None:
-        left = min(left, max(budget.max_seconds - last["seconds"], 0.0))
+    left = max(max_steps - last["step"], 0) * pace
+    if max_seconds is not None:
+        left = min(left, max(max_seconds - last["seconds"], 0.0))
     return left
 
 

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format setup peers bench clean
+.PHONY: demo test explore durations lint format setup peers bench clean
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -16,13 +16,23 @@ setup: $(READY)
 demo: $(READY)  ## fit the robot arm, print a table, write pictures to demo/
 	$(BIN)/python examples/demo.py --output demo
 
-test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# one worker per core; a file stays with one worker, and tests/conftest.py puts the longest files first
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-lint: $(READY)  ## what CI checks beside the tests
+test: $(READY)  ## the whole test suite
+	$(PYTEST)
+
+explore: $(READY)  ## the property tests with new random seeds and 300 examples each; takes hours
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m hypothesis
+
+durations: $(READY)  ## the test suite, with the time of each file, longest first
+	CGLB_TEST_DURATIONS=1 $(PYTEST) --durations 10
+
+lint: $(READY)  ## what CI checks in addition to the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports --no-cache
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""What the benchmarks share: data, clocks, results as JSON."""
+"""Shared by the benchmarks: data, timing, results as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 
 import cglb
-from cglb import datasets
+from cglb.data import datasets
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
@@ -25,7 +25,16 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def standardised(name: str, rows: int | None = None, seed: int = 0):
-    """The paper's split (2/3, training statistics) of a named set, or its first training rows."""
+    """The paper's split (2/3 for training, standardised by the training part) of a named set.
+
+    Args:
+        name: of the data set.
+        rows: use only the first training rows; None for all.
+        seed: of the split.
+
+    Returns:
+        X_train, y_train, X_test and y_test.
+    """
     split = datasets.load(name).split(seed=seed).standardised()
     if rows is None:
         return split.X_train, split.y_train, split.X_test, split.y_test
@@ -33,7 +42,7 @@ def standardised(name: str, rows: int | None = None, seed: int = 0):
 
 
 def timed(function: Callable[[], Any], repeats: int = 5) -> dict[str, Any]:
-    """Seconds of the first call (compiling) and of the repeats."""
+    """Seconds of the first call (with compilation) and of the repeats."""
     started = time.perf_counter()
     jax.block_until_ready(function())
     first = time.perf_counter() - started
@@ -46,14 +55,14 @@ def timed(function: Callable[[], Any], repeats: int = 5) -> dict[str, Any]:
 
 
 def gemm_rate(n: int = 2000) -> float:
-    """This machine's float64 GFLOP/s right now, the unit in which times can be compared."""
+    """The current float64 GFLOP/s of this machine, for comparing times between machines."""
     with cglb.float64():
         a = jax.numpy.asarray(np.random.default_rng(0).normal(size=(n, n)))
         return 2e-9 * n**3 / timed(lambda: a @ a, 3)["best"]
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were made on."""
+    """The machine and the versions behind the numbers."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "processor": platform.machine(),
@@ -64,7 +73,7 @@ def machine() -> dict[str, Any]:
 
 
 def write(path: Path | None, content: dict[str, Any]) -> None:
-    """JSON to `path`, or nothing where it is None."""
+    """Write JSON to `path`; do nothing if it is None."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +81,7 @@ def write(path: Path | None, content: dict[str, Any]) -> None:
 
 
 def bars(path: Path | None, values: dict[str, float], label: str, title: str) -> None:
-    """A bar a name on a logarithmic axis, each with its number."""
+    """One bar per name on a logarithmic axis, each with its number."""
     if path is None:
         return
     figure, axis = plt.subplots(figsize=(7, 0.6 + 0.42 * len(values)), layout="constrained")

@@ -1,10 +1,10 @@
-"""Time to a given bound and to a given test NLPD: training here and in GPflow, same data, same start.
+"""Time to a given bound and a given test NLPD: training in cglb and GPflow, same data, same start.
 
     make peers
     python benchmarks/fit.py --data elevators --inducing 512 --max-seconds 300
 
-Each side trains for at most --max-seconds (scoring does not count; compiling does). The marks to reach
-are the best NLPD and the best bound that GPflow's SGPR and CGLB reached. Writes JSON and a plot.
+Each side trains for at most --max-seconds, including compilation but not scoring. The marks to reach are
+the best NLPD and the best bound of GPflow's SGPR and CGLB. Writes JSON and a plot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from peers import protocol
 from sides import HERE, python_of
 
 import cglb
-from cglb import posterior
+from cglb import methods, posteriors
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
@@ -44,16 +44,16 @@ def ours(name: str, data: Any, options: argparse.Namespace) -> list[dict[str, An
             return
         fit = current()
         if method == "sgpr":
-            found = posterior.sgpr(fit.gp, X, y, fit.Z)
+            found = posteriors.sgpr(fit.gp, X, y, fit.Z)
         else:
             v = cglb.solve(fit.gp, X, y, fit.Z, v0=fit.v, tolerance=1e-3).v
-            found = posterior.cglb(fit.gp, X, y, fit.Z, v)
+            found = posteriors.cglb(fit.gp, X, y, fit.Z, v)
         variance = found.variance(X_test) + float(fit.gp.noise)
         scores = protocol.scores(y_test, found.mean(X_test), variance)
         history.append({name: row[name] for name in ("step", "seconds", "bound")} | scores)
 
     cglb.train(
-        cglb.GP(cglb.Matern32(np.ones(X.shape[1]))), X, y, cglb.Objective(method, logdet),
+        cglb.GP(cglb.Matern32(np.ones(X.shape[1]))), X, y, methods.find(method, {"logdet": logdet}),
         num_inducing=options.inducing, max_steps=options.steps, max_seconds=options.max_seconds,
         callback=on_step,
     )  # fmt: skip
@@ -78,7 +78,7 @@ def peer(name: str, data: Any, options: argparse.Namespace, folder: Path) -> lis
 
 
 def time_to(history: list[dict[str, Any]], key: str, mark: float, sign: float) -> float | None:
-    """Seconds until sign·key first passes sign·mark."""
+    """Seconds until sign·key first reaches sign·mark; None if it never does."""
     return next((row["seconds"] for row in history if sign * row[key] >= sign * mark), None)
 
 
@@ -108,7 +108,7 @@ def plot(path: Path, histories: dict[str, list[dict[str, Any]]], title: str) -> 
                 [row["seconds"] for row in history],
                 [row[key] for row in history],
                 style,
-                marker=".",  # a side may have come no further than one point
+                marker=".",  # a side may have only one point
                 label=name,
             )
     for axis, key in zip(axes, ("bound [nats]", "test NLPD"), strict=True):

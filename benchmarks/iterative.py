@@ -1,11 +1,11 @@
-"""Iterative GP beside its peers: agreement with GPyTorch, CG steps beside CGLB's, and (in)stability.
+"""Iterative GP: agreement with GPyTorch, CG steps compared with CGLB's, and (in)stability.
 
     python benchmarks/iterative.py agreement --data pol --rows 10000
     python benchmarks/iterative.py cg-steps --data bike --steps 200
     python benchmarks/iterative.py instability --data bike --steps 2020 --max-seconds 3600
 
-`agreement` needs the environment that `make peers` builds. Results are JSON in benchmarks/results; the
-last two also draw, from the JSON alone with --draw-only.
+`agreement` needs the environment that `make peers` builds. Results are JSON in benchmarks/results. The
+last two commands also draw; with --draw-only they only read the JSON.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import numpy as np
 from common import RESULTS, machine, standardised, write
 
 import cglb
-from cglb import love, metrics
-from cglb.iterative import estimate
+from cglb.data import metrics
+from cglb.methods.estimates import estimate
+from cglb.posteriors import iterative
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
-# log p estimates are said to overlap if their means differ by at most this many standard deviations
+# estimates of log p overlap if their means differ by at most this many standard deviations
 OVERLAP = 2.0
 
 
@@ -51,7 +52,7 @@ def summary(values: list[float]) -> dict:
 
 
 def agreement(options: argparse.Namespace) -> dict:
-    """The same hyperparameters, near those of a trained model, in both libraries."""
+    """Compare both libraries at the same hyperparameters, near those of a trained model."""
     X, y, X_test, y_test = standardised(options.data, options.rows, options.seed)
     lengthscale = 4.0 * np.linspace(0.8, 1.2, X.shape[1])
     gp = cglb.GP(cglb.Matern32(lengthscale, 1.2), 0.05, 0.1)
@@ -63,7 +64,7 @@ def agreement(options: argparse.Namespace) -> dict:
         _, path = torch(options.torch_python, "predict", inputs, Path(name), 1)
         with np.load(path) as file:
             peer_mean, peer_variance = file["mean"], file["variance"]
-    # GPyTorch goes on to 21 steps to fill the matrices of its quadrature, whatever the tolerance
+    # GPyTorch always takes at least 21 steps, to fill the matrices of its quadrature
     ways = {
         "as GPyTorch (21 steps)": cglb.Iterative(cg_min_steps=21),
         "at least 10 steps": cglb.Iterative(cg_min_steps=10),
@@ -76,7 +77,7 @@ def agreement(options: argparse.Namespace) -> dict:
         lml[way] |= {"spread": [e.spread for e in found], "cg_steps": [e.cg_steps for e in found]}
     if options.exact:
         lml["exact"] = {"mean": float(cglb.bounds.exact(gp, X, y).value)}
-    _, ours = love.condition(gp, X, y)
+    ours = iterative.condition(gp, X, y).posterior
     noise = natural["noise"]
     predictions = {
         side: {
@@ -115,7 +116,7 @@ def show_agreement(result: dict) -> None:
 
 
 def steps_of(fit: cglb.Fit) -> dict:
-    """CG steps of every evaluation; one of a line search gets the time of the step it led to."""
+    """CG steps of every evaluation; those of a line search get the time of the resulting step."""
     rows = fit.history
     return {
         "steps": [s for row in rows for s in row["cg_steps_by_evaluation"]],
@@ -135,7 +136,7 @@ def cg_steps(options: argparse.Namespace) -> dict:
         start(X),
         X,
         y,
-        cglb.Objective(logdet="amgm", precondition=options.precondition),
+        cglb.CGLB(logdet="amgm", precondition=options.precondition),
         num_inducing=options.inducing,
         optimize_inducing=options.optimize_inducing,
         seed=options.seed,
@@ -143,7 +144,7 @@ def cg_steps(options: argparse.Namespace) -> dict:
     )
     print("Iterative GP", flush=True)
     settings = cglb.Iterative(cg_min_steps=options.min_steps)
-    baseline = cglb.train_iterative(start(X), X, y, settings, seed=options.seed, **shared)
+    baseline = cglb.train(start(X), X, y, settings, seed=options.seed, **shared)
     result = {"n": len(y), "CGLB": steps_of(bound), "Iterative GP": steps_of(baseline)}
     later = np.array(result["CGLB"]["steps"][30:])
     result["share_at_most_one"] = float(np.mean(later <= 1)) if len(later) else None
@@ -167,7 +168,7 @@ def show_cg_steps(result: dict) -> None:
 
 
 def instability(options: argparse.Namespace) -> dict:
-    """Every learning rate with every noise floor; runs that the JSON file already has are kept."""
+    """Train with every learning rate and noise floor; keep runs that are already in the JSON file."""
     X, y, X_test, y_test = standardised(options.data, options.rows, options.seed)
     known = json.loads(options.json.read_text()) if options.json.exists() else {}
     runs = known.get("runs", {}) if known.get("settings") == settings_of(options) else {}
@@ -184,21 +185,19 @@ def instability(options: argparse.Namespace) -> dict:
                 if row["step"] % options.every and row["step"] != options.steps:
                     return
                 gp = current().gp
-                solution = love.solve(gp, X, y)
-                mean = cglb.kernel_operator(gp, X).cross(X_test, solution.v) + float(gp.mean)
-                point = {"step": row["step"], "rmse": metrics.rmse(y_test, mean)}
+                solution, found = iterative.condition(gp, X, y, rank=1)
+                point = {"step": row["step"], "rmse": metrics.rmse(y_test, found.mean(X_test))}
                 point |= {"cg_steps": solution.steps, "cg_stop": solution.stop.value}
                 if options.exact:
                     point["exact"] = float(cglb.bounds.exact(gp, X, y).value)
                 points.append(point)
                 print(f"     RMSE {point['rmse']:.4f}", flush=True)
 
-            fit = cglb.train_iterative(
+            fit = cglb.train(
                 start(X),
                 X,
                 y,
-                cglb.Iterative(cg_min_steps=options.min_steps),
-                learning_rate=rate,
+                cglb.Iterative(cg_min_steps=options.min_steps, rate=rate),
                 floor={"kernel": 1e-6, "noise": floor},
                 max_steps=options.steps,
                 max_seconds=options.max_seconds,
@@ -223,7 +222,7 @@ def show_instability(result: dict) -> None:
         print(f", RMSE at best {min(rmse):.4f}, at the end {rmse[-1]:.4f}" if rmse else "")
 
 
-# ---- what they share ----
+# ---- shared ----
 
 
 def tell(row: dict, _: object) -> None:
@@ -250,25 +249,25 @@ COMMANDS = {  # name: (run, show, draw)
 def parse() -> argparse.Namespace:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--data", default="pol")
-    shared.add_argument("--rows", type=int, default=None, help="training rows; all by default")
+    shared.add_argument("--rows", type=int, default=None, help="number of training rows; by default all")
     shared.add_argument("--seed", type=int, default=0)
     shared.add_argument("--steps", type=int, default=200)
-    shared.add_argument("--min-steps", type=int, default=10, help="of CG in Iterative GP's training")
-    shared.add_argument("--max-seconds", type=float, default=None, help="of each training")
+    shared.add_argument("--min-steps", type=int, default=10, help="of CG, in training Iterative GP")
+    shared.add_argument("--max-seconds", type=float, default=None, help="time limit of each training")
     shared.add_argument("--exact", action="store_true", help="also the exact log marginal likelihood")
     shared.add_argument("--json", type=Path, default=None)
     shared.add_argument("--plot", type=Path, default=None)
-    shared.add_argument("--draw-only", action="store_true", help="draw what the JSON file has")
+    shared.add_argument("--draw-only", action="store_true", help="only draw what is in the JSON file")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("agreement", parents=[shared])
-    command.add_argument("--repeats", type=int, default=8, help="calls, each with its own probes")
+    command.add_argument("--repeats", type=int, default=8, help="number of calls, each with new probes")
     python = HERE / ".venvs" / "torch" / "bin" / "python"
     command.add_argument("--torch-python", type=Path, default=python)
     command = commands.add_parser("cg-steps", parents=[shared])
     command.add_argument("--inducing", type=int, default=1024)
-    command.add_argument("--precondition", default="nystrom", help="CGLB's; the paper's is nystrom")
-    command.add_argument("--optimize-inducing", action="store_true", help="CGLB as in the paper")
+    command.add_argument("--precondition", default="nystrom", help="of CGLB; nystrom in the paper")
+    command.add_argument("--optimize-inducing", action="store_true", help="of CGLB, as in the paper")
     command.set_defaults(plot=IMAGES / "cg-steps.png")
     command = commands.add_parser("instability", parents=[shared])
     command.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.01])
@@ -287,7 +286,7 @@ def main() -> None:
         result = json.loads(options.json.read_text())
     else:
         if options.command == "agreement" and not options.torch_python.exists():
-            sys.exit(f"There is no {options.torch_python}: run `make peers` or give --torch-python.")
+            sys.exit(f"{options.torch_python} does not exist: run `make peers` or pass --torch-python.")
         result = {"settings": settings_of(options), **run(options), "machine": machine()}
         write(options.json, result)
     show(result)

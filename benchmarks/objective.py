@@ -1,10 +1,10 @@
-"""Value and gradient of one objective, here and in the peers: same data, θ, Z and v, in one run.
+"""Value and gradient of one objective in cglb and its peers: same data, θ, Z and v, in one run.
 
     make peers
     python benchmarks/objective.py --data pol --rows 10000 --inducing 512 --json objective.json
 
-Each side runs in a process of its own, in turn, so that memory is its own too. GPyTorch's value is an
-estimate; the others must agree to 1e-3 nats or the run fails.
+The sides run one after the other, each in a separate process, so that memory is measured separately.
+GPyTorch's value is an estimate; the others must agree or the run fails.
 """
 
 from __future__ import annotations

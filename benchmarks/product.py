@@ -1,10 +1,10 @@
-"""K v without storing K: here, KeOps (as shipped, and compiled for this processor) and plain PyTorch.
+"""K v without storing K: cglb, KeOps (as shipped, and compiled for this processor), plain PyTorch.
 
     make peers
     python benchmarks/product.py --rows 20000 --columns 8
 
-All sides run in turn in one run on the same data and must agree; times are also given in nanoseconds an
-entry of K. Writes JSON and a plot.
+All sides run one after the other on the same data and must agree. Times are also given in nanoseconds
+per entry of K. Writes JSON and a plot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIDES = {  # name: (environment, script, task, variables)
         "torch",
         "run_torch.py",
         "product_keops",
-        # KeOps keeps what it compiled; a folder of its own keeps the two apart
+        # KeOps caches what it compiles; a separate folder keeps the two versions apart
         {"CXXFLAGS": "-march=native -ffast-math", "KEOPS_CACHE_FOLDER": "{folder}/keops"},
     ),
     "PyTorch": ("torch", "run_torch.py", "product_torch", None),
@@ -91,7 +91,7 @@ def main() -> None:
         for name, one in found.items()
     }
     title = f"K v, n = {options.rows}, d = {options.columns}, Matérn-3/2"
-    bars(options.plot, entries, "nanoseconds an entry of K", title)
+    bars(options.plot, entries, "nanoseconds per entry of K", title)
 
 
 if __name__ == "__main__":

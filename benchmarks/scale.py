@@ -2,8 +2,8 @@
 
     python benchmarks/scale.py
 
-The data are the robot arm's; v is given and no CG step is taken. Each point runs in a process of its
-own, so that its peak memory is its own. Writes JSON and a plot.
+The data are from the robot arm; v is given and CG takes no step. Each point runs in a separate process,
+so that its peak memory is measured separately. Writes JSON and a plot.
 """
 
 from __future__ import annotations

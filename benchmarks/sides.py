@@ -1,4 +1,4 @@
-"""One side of a comparison: a script of `peers/` in its own environment and process, and its answer."""
+"""One side of a comparison: a script of `peers/`, run in its own environment and process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def python_of(environment: str | None) -> str | None:
-    """The interpreter of a peer's environment (this one's for None), or None where it is not built."""
+    """The interpreter of a peer's environment (None: this one), or None if that is not built."""
     if environment is None:
         return sys.executable
     found = HERE / ".venvs" / environment / "bin" / "python"
@@ -32,7 +32,21 @@ def run_side(
     extra: Sequence[str] = (),
     variables: dict[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Times, memory above the start and the last value; None (and a word) without the environment."""
+    """Run one side and return its times, its memory above start-up, its last value and its versions.
+
+    Args:
+        name: of the side, for messages.
+        environment: of the peer; None for this one.
+        script: in `peers/`.
+        task: what the script measures.
+        inputs: the file with the problem.
+        repeats: timed calls after the first.
+        extra: further arguments of the script.
+        variables: further environment variables.
+
+    Returns:
+        The results, or None (with a message) if the environment is not built.
+    """
     python = python_of(environment)
     if python is None:
         print(f"{name}: no environment, run `make peers` first", flush=True)

@@ -1,15 +1,15 @@
-"""How tight each bound is, and what it costs, at one trained model: same θ, same Z, same v.
+"""How tight each bound is and what it costs, for one trained model: same θ, same Z, same v.
 
     python benchmarks/tightness.py --data pol --inducing 512
 
 Trains with the paper's bound (checkpointed; --steps), factors K̂ exactly, and prints
 
-- for every log-det bound the half gap to the exact log-determinant, the gap of the evidence bound to
-  the exact log marginal likelihood, and the time of a value and gradient against `amgm`'s;
-- CG steps to one nat from v = 0 with either preconditioner and the automatic choice, at the learned
-  noise and at smaller ones;
-- for some test rows, whether the `cg` bracket contains the exact variance, how wide it is, and how far
-  SGPR's and the local variance are off.
+- for every log-det bound: half its gap to the exact log-determinant, the gap of the evidence bound to
+  the exact log marginal likelihood, and the time of a value and gradient relative to `amgm`;
+- CG steps to one nat from v = 0 with each preconditioner and the automatic choice, at the learned noise
+  and at smaller noise;
+- for some test rows: whether the `cg` bracket contains the exact variance, how wide it is, and the
+  errors of SGPR's and the local variance.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import numpy as np
 from common import RESULTS, machine, standardised, write
 
 import cglb
-from cglb import bounds, dense, moments, nystrom, posterior, variance
-from cglb.logdet import LOWER
-from cglb.objective import evaluate
+from cglb import posteriors
+from cglb.bounds.logdet import Chain, Side, by_cost
+from cglb.linalg.system import System
+from cglb.posteriors import ExactPosterior, variance
 
 CHECKPOINTS = Path(__file__).parent / ".checkpoints"
 BOUNDS = ["trace", "amgm", "waterfill", "hadamard", "chain", "chain, half", "vecchia", "auto"]
@@ -49,47 +50,53 @@ def trained(options: argparse.Namespace, X: np.ndarray, y: np.ndarray) -> Any:
 
 
 def logdet_settings(name: str, m: int) -> Any:
-    special = {"chain, half": cglb.Chain(inner=m // 2), "vecchia": cglb.Chain(inner=0)}
+    special = {"chain, half": Chain(inner=m // 2), "vecchia": Chain(inner=0)}
     return special.get(name, name)
 
 
-def gaps(fit: Any, X: np.ndarray, y: np.ndarray, exact: dense.DenseGP, repeats: int) -> list[dict]:
-    """A row a bound: gaps in nats, seconds of a value and gradient."""
+def gaps(fit: Any, X: np.ndarray, y: np.ndarray, exact: ExactPosterior, repeats: int) -> list[dict]:
+    """One row per bound: gaps in nats, and seconds for a value and gradient."""
     half_logdet = float(np.sum(np.log(np.diagonal(exact.L))))
     rows = []
     with cglb.float64():
         data = tuple(jnp.asarray(a) for a in (X, y, fit.Z))
         gp = jax.tree.map(jnp.asarray, fit.gp)
         v = cglb.solve(fit.gp, X, y, fit.Z, v0=fit.v, tolerance=1e-3).v
-        prepared = {
-            name: cglb.Objective(logdet=logdet_settings(name, len(fit.Z))).prepare(gp, data[0], data[2])
-            for name in BOUNDS
-        }
-        found = {name: evaluate(prepared[name], gp, *data, jnp.asarray(v)) for name in BOUNDS}
+        methods = {name: cglb.CGLB(logdet=logdet_settings(name, len(fit.Z))) for name in BOUNDS}
+        x, targets, z = data
+
+        def system(name: str, prepared: Any = None) -> System:
+            return methods[name].system(gp, x, z, prepared)
+
+        prepared = {name: methods[name].prepare(system(name)) for name in BOUNDS}
+
+        def evaluate(name: str) -> Any:
+            own = system(name, prepared[name])
+            return methods[name].evaluate(prepared[name], own, targets, jnp.asarray(v))
+
+        found = {name: evaluate(name) for name in BOUNDS}
         times: dict[str, list[float]] = {name: [] for name in BOUNDS}
-        for _ in range(repeats):  # in turn, so that a busy spell of the machine hits all of them
+        for _ in range(repeats):  # alternate, so that other load on the machine affects all of them
             for name in BOUNDS:
                 started = time.perf_counter()
-                jax.block_until_ready(evaluate(prepared[name], gp, *data, jnp.asarray(v)).gp_bar)
+                jax.block_until_ready(evaluate(name).gp_bar)
                 times[name].append(time.perf_counter() - started)
         for name in BOUNDS:
             rows.append(
                 {
                     "bound": name if name != "auto" else f"auto: {prepared[name].logdet.name}",
                     "logdet_gap": -float(found[name].terms.logdet) - half_logdet,
-                    "lml_gap": exact.lml - found[name].value,
+                    "lml_gap": float(exact.lml) - found[name].value,
                     "seconds": statistics.median(times[name]),
                     "products": found[name].products,
                 }
             )
-        factors = nystrom.factor(gp, data[0], data[2])
-        spectrum = bounds.spectrum(gp, data[0], factors)
-        for name in ("nystrom", "spectral", "moments"):
+        view = System(gp, x, z).view
+        for bound in by_cost(Side.BELOW):
             started = time.perf_counter()
-            lower = moments.lower(gp, data[0], factors) if name == "moments" else LOWER[name](spectrum)
-            value = 0.5 * float(lower)
+            value = 0.5 * float(bound(view))
             rows.append(
-                {"bound": f"{name} (from below)", "logdet_gap": value - half_logdet,
+                {"bound": f"{bound.name} (from below)", "logdet_gap": value - half_logdet,
                  "seconds_of_value": time.perf_counter() - started}
             )  # fmt: skip
     amgm = next(row["seconds"] for row in rows if row["bound"] == "amgm")
@@ -102,7 +109,7 @@ def gaps(fit: Any, X: np.ndarray, y: np.ndarray, exact: dense.DenseGP, repeats: 
 
 
 def cg_steps(fit: Any, X: np.ndarray, y: np.ndarray) -> list[dict]:
-    """Steps to one nat from 0 at falling noise."""
+    """CG steps to one nat from v = 0, at decreasing noise."""
     rows = []
     for factor in (1.0, 0.1, 0.01):
         gp = cglb.GP(fit.gp.kernel, float(fit.gp.noise) * factor, fit.gp.mean)
@@ -117,14 +124,14 @@ def cg_steps(fit: Any, X: np.ndarray, y: np.ndarray) -> list[dict]:
 
 
 def variances(
-    fit: Any, X: np.ndarray, y: np.ndarray, X_star: np.ndarray, exact: dense.DenseGP
+    fit: Any, X: np.ndarray, y: np.ndarray, X_star: np.ndarray, exact: ExactPosterior
 ) -> dict[str, Any]:
     _, truth = exact.predict(X_star)
     started = time.perf_counter()
     found = variance.bracket(fit.gp, X, fit.Z, X_star, tolerance=0.009)
     seconds = time.perf_counter() - started
     local = variance.local(fit.gp, X, X_star, fit.Z)
-    sgpr = posterior.sgpr(fit.gp, X, y, fit.Z).variance(X_star)
+    sgpr = posteriors.sgpr(fit.gp, X, y, fit.Z).variance(X_star)
     room = 1e-9 * float(fit.gp.kernel.variance)
     width = (found.upper - found.lower) / truth
     return {
@@ -160,7 +167,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--inducing", type=int, default=512)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rows", type=int, default=None, help="only the first training rows")
+    parser.add_argument("--rows", type=int, default=None, help="use only so many training rows")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--test-rows", type=int, default=200)
@@ -169,7 +176,7 @@ def main() -> None:
 
     X, y, X_test, _ = standardised(options.data, options.rows, options.seed)
     fit = trained(options, X, y)
-    exact = dense.condition(fit.gp, X, y)
+    exact = posteriors.exact(fit.gp, X, y)
     result = {
         "settings": {name: value for name, value in vars(options).items() if name != "json"},
         "rows": len(y),

@@ -1,4 +1,4 @@
-"""The main job on embedded data: learn an eight-joint robot arm, compare, and draw.
+"""A demo on simulated data: learn a robot arm with eight joints, compare with simple methods, and draw.
 
 make demo            (or: python examples/demo.py --output demo)
 """
@@ -19,11 +19,12 @@ from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from cglb import GPRegressor, datasets, metrics
+from cglb import GPRegressor
+from cglb.data import datasets, metrics
 
 
 def compare(split, model: GPRegressor) -> Table:
-    """Held-out error of the GP and of two simple methods."""
+    """Errors on held-out rows of the GP and of two simple methods."""
     table = Table(title="Held-out rows", title_justify="left")
     for column in ("model", "RMSE", "R²", "NLPD", "coverage of 95 % intervals"):
         table.add_column(column, justify="left" if column == "model" else "right")
@@ -49,7 +50,7 @@ def compare(split, model: GPRegressor) -> Table:
 
 
 def draw_predictions(split, model: GPRegressor, path: Path) -> None:
-    """Predicted against true, with intervals for a few rows, and the inputs' relevance."""
+    """Predicted against observed, with intervals for some rows, and the relevance of the inputs."""
     mean, std = model.predict(split.X_test, return_std=True)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), width_ratios=[3, 2])
     few = np.random.default_rng(0).choice(len(mean), size=min(150, len(mean)), replace=False)
@@ -73,7 +74,7 @@ def draw_predictions(split, model: GPRegressor, path: Path) -> None:
 
 
 def draw_training(model: GPRegressor, path: Path) -> None:
-    """The bound and CG's work over the steps."""
+    """The bound and the number of CG steps over the steps of training."""
     steps = [row["step"] for row in model.history_]
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 4.6), sharex=True, height_ratios=[2, 1])
     top.plot(steps, [row["bound"] for row in model.history_], color="C0")
@@ -89,7 +90,7 @@ def draw_training(model: GPRegressor, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=3000, help="rows, two thirds of them for training")
+    parser.add_argument("--rows", type=int, default=3000, help="number of rows, two thirds for training")
     parser.add_argument("--inducing", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the pictures")
@@ -97,7 +98,7 @@ def main() -> None:
 
     console = Console()
     split = datasets.robot_arm(options.rows).split()
-    console.print(f"Robot arm: {len(split.y_train)} rows to learn from, {len(split.y_test)} held out.")
+    console.print(f"Robot arm: {len(split.y_train)} training rows, {len(split.y_test)} held out.")
     started = time.perf_counter()
     model = GPRegressor(
         kernel="rbf",
@@ -106,7 +107,7 @@ def main() -> None:
         random_state=0,
         progress=console.is_terminal,
     ).fit(split.X_train, split.y_train)
-    console.print(f"\nFitted in {time.perf_counter() - started:.0f} s, compiling included.")
+    console.print(f"\nFitted in {time.perf_counter() - started:.0f} s, including compilation.")
     console.print(str(model.fit_report_), highlight=False)
     console.print(f"Proven: {model.evidence()}.\n", highlight=False)
     console.print(compare(split, model))

@@ -11,9 +11,17 @@ from problems import problem, slack_for
 
 import cglb
 from cglb import bounds
+from cglb.training.free import Parameters
 
 UPPER = ("trace", "amgm", "hadamard", "waterfill")
 LOWER = ("nystrom", "spectral")
+ORDER = (
+    ("trace", "amgm"),
+    ("amgm", "hadamard"),
+    ("amgm", "waterfill"),
+    ("hadamard", "exact"),
+    ("waterfill", "exact"),
+)
 
 
 @given(problem())
@@ -29,13 +37,10 @@ def test_exact_is_the_gaussian_log_density(case):
 def test_order_of_the_sgpr_bounds(case):
     gp, X, y, Z, _ = case
     value = {name: float(bounds.sgpr(gp, X, y, Z, logdet=name).value) for name in UPPER}
-    exact = float(bounds.exact(gp, X, y).value)
-    room = slack_for(exact, *value.values())
-    assert value["trace"] <= value["amgm"] + room
-    assert value["amgm"] <= value["hadamard"] + room
-    assert value["amgm"] <= value["waterfill"] + room
-    assert value["hadamard"] <= exact + room
-    assert value["waterfill"] <= exact + room
+    value["exact"] = float(bounds.exact(gp, X, y).value)
+    for low, high in ORDER:
+        room = slack_for(value[low], value[high])  # of these two: "trace" alone may be -1e6
+        assert value[low] <= value[high] + room, (low, high)
 
 
 @given(problem())
@@ -79,9 +84,9 @@ def test_v_zero_is_sgpr(case):
         assert at_zero == pytest.approx(sparse, rel=1e-12)
 
 
-@pytest.mark.parametrize("kernel", problems.KERNELS)
+@pytest.mark.parametrize("kernel", ["rbf", "matern12", "linear + constant"])  # full rank, and rank 3
 def test_the_solution_with_all_points_reproduces_exact(kernel):
-    X, y, _ = problems.data(n=25)
+    X, y, _ = problems.data()
     gp = cglb.GP(problems.KERNELS[kernel](2), 0.05, 0.2)
     v = np.linalg.solve(problems.dense(gp, X), y - 0.2)
     exact = float(bounds.exact(gp, X, y).value)
@@ -94,15 +99,15 @@ def test_waterfill_solves_the_constrained_problem():
     """Against SciPy's solver for max Σ log(ℓ + e), e ≥ 0, Σe = t."""
     from scipy.optimize import minimize
 
-    X, y, Z = problems.data(n=12, m=4)
+    X, y, Z = problems.data()
     gp = cglb.GP(cglb.Matern32(1.5, 1.0), 0.3)
     Q_hat = problems.dense_Q_hat(gp, X, Z)
     ell = np.linalg.eigvalsh(Q_hat)
     t = np.trace(problems.dense(gp, X)) - ell.sum()
     found = minimize(
         lambda e: -np.sum(np.log(ell + e)),
-        np.full(12, t / 12),
-        bounds=[(0, None)] * 12,
+        np.full(40, t / 40),
+        bounds=[(0, None)] * 40,
         constraints={"type": "eq", "fun": lambda e: e.sum() - t},
         tol=1e-12,
     )
@@ -153,12 +158,12 @@ def package_bound(gp, X, y, Z, v, logdet):
     return bounds.cglb(gp, X, y, Z, v, logdet=logdet).value
 
 
-@pytest.mark.parametrize("kernel", ["matern12", "matern32", "rational quadratic", "sum"])
+@pytest.mark.parametrize("kernel", ["matern12", "sum"])
 @pytest.mark.parametrize("logdet", ["trace", "amgm", "hadamard", "nystrom", "spectral"])
 def test_value_and_gradient_agree_with_autodiff_of_a_dense_reference(kernel, logdet):
-    X, y, Z = problems.data(n=37, d=3, m=7)
-    v = np.random.default_rng(1).normal(size=37)
-    gp = cglb.GP(problems.KERNELS[kernel](3), 0.07, 0.3)
+    X, y, Z = problems.data()
+    v = np.random.default_rng(1).normal(size=40)
+    gp = cglb.GP(problems.KERNELS[kernel](2), 0.07, 0.3)
     with cglb.float64():
         X, y, Z, v = (jnp.asarray(array) for array in (X, y, Z, v))
         gp = jax.tree.map(jnp.asarray, gp)
@@ -168,11 +173,11 @@ def test_value_and_gradient_agree_with_autodiff_of_a_dense_reference(kernel, log
 
 
 def test_traced_and_eager_calls_agree():
-    X, y, Z = problems.data(n=37, d=3, m=7)
-    v = np.random.default_rng(1).normal(size=37)
+    X, y, Z = problems.data()
+    v = np.random.default_rng(1).normal(size=40)
     with cglb.float64():
         X, y, Z, v = (jnp.asarray(array) for array in (X, y, Z, v))
-        gp = jax.tree.map(jnp.asarray, cglb.GP(cglb.Matern32([1.0, 2.0, 0.5]), 0.1))
+        gp = jax.tree.map(jnp.asarray, cglb.GP(cglb.Matern12([1.0, 2.0]), 0.1))
 
         def gradient(gp, Z):
             return jax.value_and_grad(lambda *a: package_bound(a[0], X, y, a[1], v, "hadamard"))(gp, Z)
@@ -183,10 +188,10 @@ def test_traced_and_eager_calls_agree():
 
 @pytest.mark.parametrize("bound", ["exact", "sgpr", *UPPER, *LOWER])
 def test_gradients_agree_with_finite_differences(bound):
-    X, y, Z = problems.data(n=30, d=2, m=6)
-    v = 0.3 * np.random.default_rng(2).normal(size=30)
-    template = cglb.GP(cglb.Matern52([0.8, 1.7], 1.2), 0.05, 0.1)
-    parameters = cglb.Parameters(template)
+    X, y, Z = problems.data()
+    v = 0.3 * np.random.default_rng(2).normal(size=40)
+    template = cglb.GP(cglb.RBF([0.8, 1.7], 1.2), 0.05, 0.1)
+    parameters = Parameters(template)
 
     def value(free, Z):
         gp = parameters.unflatten(free)
@@ -216,12 +221,12 @@ def test_gradients_agree_with_finite_differences(bound):
 def test_sgpr_stays_accurate_when_kuu_is_nearly_singular(noise):
     """Kuu's condition number is about 1e12; the reference eliminates through eigenvalues."""
     rng = np.random.default_rng(0)
-    X = np.sort(rng.uniform(-1, 1, size=(60, 1)), axis=0)
+    X = np.sort(rng.uniform(-1, 1, size=(40, 1)), axis=0)
     Z = np.linspace(-1, 1, 11)[:, None]
     gp = cglb.GP(cglb.RBF(0.9, 1.0), noise)
     with cglb.float64():
         assert 1e10 < np.linalg.cond(np.asarray(gp.kernel(jnp.asarray(Z), jnp.asarray(Z)))) < 1e15
-    y = np.sin(3 * X[:, 0]) + np.sqrt(noise) * rng.normal(size=60)
+    y = np.sin(3 * X[:, 0]) + np.sqrt(noise) * rng.normal(size=40)
     Q_hat = problems.dense_Q_hat(gp, X, Z)
     quadratic = y @ np.linalg.solve(Q_hat, y)
     terms = bounds.sgpr(gp, X, y, Z, jitter=1e-14)
@@ -229,15 +234,15 @@ def test_sgpr_stays_accurate_when_kuu_is_nearly_singular(noise):
     assert terms.value <= bounds.exact(gp, X, y).value + 1e-3
 
 
-@pytest.mark.parametrize("logdet", [None, "nystrom", 3, cglb.logdet.LOWER["nystrom"]])
+@pytest.mark.parametrize("logdet", ["", "nystrom", bounds.logdet.Nystrom()])
 def test_what_does_not_bound_from_above_is_refused(logdet):
     X, y, Z = problems.data(n=30)
-    with pytest.raises(ValueError, match="logdet must be one of trace, amgm"):
+    with pytest.raises(ValueError, match="logdet must be one of amgm, hadamard"):
         bounds.sgpr(cglb.GP(cglb.RBF()), X, y, Z, logdet=logdet)
 
 
 def test_results_can_be_written_to():
     X, y, Z = problems.data(n=30)
-    mean = cglb.posterior.sgpr(cglb.GP(cglb.RBF()), X, y, Z).mean(X)
+    mean = cglb.posteriors.sgpr(cglb.GP(cglb.RBF()), X, y, Z).mean(X)
     mean += 1.0
     assert mean.dtype == np.float64

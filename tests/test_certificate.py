@@ -1,5 +1,7 @@
 """Certificates: every level contains the evidence, and comparisons claim only what is proven."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +13,13 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 import cglb
-from cglb import bounds, dense, logdet, moments, nystrom
-from cglb.auto import Auto, AutoBound
-from cglb.certificate import Certificate
+from cglb import bounds
+from cglb.bounds.certificate import CG_NATS, Certificate
+from cglb.bounds.logdet import Auto, Moments, Nystrom, Spectral
+from cglb.bounds.logdet.moments import residual_moments
+from cglb.linalg.system import System
 
-X, Y, Z = problems.data(n=150, d=2, m=10)
+X, Y, Z = problems.data(n=200, m=10)
 GP = cglb.GP(cglb.Matern32([0.8, 1.2]), 0.01)
 
 
@@ -30,10 +34,8 @@ def arrays(gp, *data):
 def test_the_moments_are_those_of_the_dense_matrix():
     with cglb.float64():
         gp, x, z = arrays(GP, X, Z)
-        factors = nystrom.factor(gp, x, z)
-        t, f = moments.residual_moments(gp, x, factors)
-        Q_hat = np.asarray(factors.matmul(jnp.eye(150)))
-        K_hat = np.asarray(cglb.kernel_operator(GP, X).dense())
+        t, f = residual_moments(System(gp, x, z).view)
+        Q_hat, K_hat = problems.dense_Q_hat(GP, X, Z), problems.dense(GP, X)
         T = np.linalg.solve(Q_hat, K_hat - Q_hat)
         np.testing.assert_allclose([t, f], [np.trace(T), np.trace(T @ T)], rtol=1e-9)
 
@@ -43,11 +45,10 @@ def test_the_moment_bound_is_below_the_exact_value_and_above_nystroms(case):
     gp, x, y, z, _ = case
     exact = bounds.exact(gp, x, y)
     with cglb.float64():
-        gp, x, z = arrays(gp, x, z)
-        factors = nystrom.factor(gp, x, z)
-        found = float(moments.lower(gp, x, factors))
+        view = System(*arrays(gp, x, z)).view
+        found = float(Moments()(view))
         room = 2.0 * slack_for(exact.logdet, exact.quadratic)
-        assert float(factors.logdet) - room <= found <= -2.0 * float(exact.logdet) + room
+        assert float(Nystrom()(view)) - room <= found <= -2.0 * float(exact.logdet) + room
 
 
 # ---- the automatic choice of a log-det bound ----
@@ -68,15 +69,14 @@ def test_auto_is_the_smallest_of_its_candidates_and_never_crosses_the_exact_valu
 def test_auto_settles_on_the_chain_only_where_it_gains(noise, kind):
     with cglb.float64():
         gp, x, z = arrays(cglb.GP(GP.kernel, noise), X, Z)
-        prepared = Auto(block=10, neighbours=10).prepare(gp.kernel, x)
-        assert isinstance(prepared, AutoBound)
-        chosen = prepared.settle(bounds.spectrum(gp, x, nystrom.factor(gp, x, z)))
+        system = System(gp, x, z)
+        chosen = Auto(block=10, neighbours=10).prepare(system).settle(system)
     assert chosen.name.startswith(kind)
 
 
 def test_training_with_auto_records_what_it_chose():
     fit = cglb.train(
-        cglb.GP(cglb.Matern32([1.0, 1.0])), X, Y, cglb.Objective(logdet=Auto(10, 10)),
+        cglb.GP(cglb.Matern32([1.0, 1.0])), X, Y, cglb.CGLB(logdet=Auto(10, 10)),
         num_inducing=10, max_steps=12, steps_per_round=4,
     )  # fmt: skip
     names = [row["logdet_bound"] for row in fit.history]
@@ -94,13 +94,27 @@ def test_every_level_contains_the_evidence(case):
     exact = bounds.exact(gp, x, y)
     room = slack_for(exact.value, exact.logdet, exact.quadratic)
     with cglb.float64():
-        certificate = Certificate(*arrays(gp, x, y, z))
-        widths = []
-        for _ in range(3):
+        gp, x, y, z = arrays(gp, x, y, z)
+        certificate = Certificate(System(gp, x, z), y)
+        for _ in range(2):
             certificate.refine()
             assert certificate.lower - room <= float(exact.value) <= certificate.upper + room
+
+
+def test_every_level_gains_until_all_rows_are_inducing_points():
+    """Not by construction: the best bounds are kept, but a level that gained nothing would show."""
+    x, y, z = problems.data()
+    exact = float(bounds.exact(GP, x, y).value)
+    widths = []
+    with cglb.float64():
+        gp, x, y, z = arrays(GP, x, y, z)
+        certificate = Certificate(System(gp, x, z), y)
+        while not certificate.settled:
+            certificate.refine()
+            assert certificate.lower - 1e-6 <= exact <= certificate.upper + 1e-6
             widths.append(certificate.width)
-    assert widths == sorted(widths, reverse=True)
+    assert all(wide > 1.5 * narrow for wide, narrow in itertools.pairwise(widths))
+    assert widths[-1] <= 2.0 * CG_NATS
 
 
 def test_refinement_reaches_the_tolerance_and_says_so():
@@ -109,7 +123,7 @@ def test_refinement_reaches_the_tolerance_and_says_so():
     found = cglb.certify(GP, X, Y, Z, tolerance=0.5)
     assert loose.width > 0.5 >= found.width
     assert found.lower <= exact <= found.upper
-    assert "asked for" in found.message
+    assert "requested" in found.message
 
 
 def test_a_budget_ends_refinement_and_says_so():
@@ -131,8 +145,8 @@ def test_the_exact_certificate_agrees_with_scikit_learn():
 
 
 def test_in_place_cholesky_agrees_with_the_differentiable_one():
-    found = dense.condition(GP, X, Y)
-    assert found.lml == pytest.approx(float(bounds.exact(GP, X, Y).value), rel=1e-10)
+    found = cglb.posteriors.exact(GP, X, Y)
+    assert float(found.lml) == pytest.approx(float(bounds.exact(GP, X, Y).value), rel=1e-10)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, -1.0, float("nan")])
@@ -165,6 +179,14 @@ def test_rankings_are_claimed_only_where_the_exact_values_agree():
     assert "Not all rankings are proven" in finer.message
 
 
+@pytest.mark.xfail(strict=True, reason="levels of a certificate have no margin for rounding")
+def test_nothing_is_claimed_between_models_that_differ_by_rounding():
+    """Also where the bounds meet: the chain of 64 rows and 64 neighbours is exact for 40 rows."""
+    x, y, _ = problems.data()
+    found = cglb.compare({"one": GP, "twin": cglb.GP(GP.kernel, 0.01 * (1 + 1e-12))}, x, y)
+    assert not found.proven
+
+
 def test_fitted_models_are_compared_in_the_users_units():
     fits = {
         name: cglb.GPRegressor("cglb", name, num_inducing=10, max_steps=5).fit(X, 50.0 + 9.0 * Y)
@@ -190,8 +212,6 @@ def test_what_cannot_be_compared_is_refused(models, words):
 
 def test_the_lower_bounds_of_the_log_determinant_are_ordered():
     with cglb.float64():
-        gp, x, z = arrays(GP, X, Z)
-        factors = nystrom.factor(gp, x, z)
-        spectrum = bounds.spectrum(gp, x, factors)
-        spectral = float(logdet.LOWER["spectral"](spectrum))
-        assert float(factors.logdet) < spectral < float(moments.lower(gp, x, factors))
+        view = System(*arrays(GP, X, Z)).view
+        values = [float(bound(view)) for bound in (Nystrom(), Spectral(), Moments())]
+        assert values[0] < values[1] < values[2]

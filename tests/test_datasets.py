@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import KNeighborsRegressor
 
-from cglb import datasets
-from cglb.datasets import Dataset, DatasetError
+from cglb.core.errors import DatasetError
+from cglb.data import datasets
+from cglb.data.datasets import Dataset
 
 SHAPES = {
     "airfoil": (1503, 5),
@@ -111,9 +112,9 @@ HALF = GOOD[: len(GOOD) // 2]
 BAD_ANSWERS = {
     "one changed digit": (200, OTHER, None, "expected SHA-256 .* found .*"),
     "the same numbers in one row": (200, RESHAPED, None, "expected SHA-256 .* found .*"),
-    "a page instead of a file": (200, b"<html>sign in</html>", None, "no whole gzip'd CSV file"),
-    "text instead of numbers": (200, gzip.compress(b"a,b"), None, "no whole gzip'd CSV file"),
-    "a truncated file": (200, HALF, None, "no whole gzip'd CSV file"),
+    "a page instead of a file": (200, b"<html>sign in</html>", None, "not a complete gzip'd CSV file"),
+    "text instead of numbers": (200, gzip.compress(b"a,b"), None, "not a complete gzip'd CSV file"),
+    "a truncated file": (200, HALF, None, "not a complete gzip'd CSV file"),
     "an interrupted download": (200, HALF, len(GOOD), f"cut short: {len(HALF)} of {len(GOOD)}"),
     "a missing file": (404, b"", None, "404"),
     "a broken server": (500, b"", None, "500"),

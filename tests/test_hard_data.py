@@ -7,7 +7,7 @@ import pandas as pd
 import polars as pl
 import problems
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
@@ -185,7 +185,7 @@ kinds = {
 }
 
 
-@settings(max_examples=15)
+@problems.examples(15)
 @given(st.sampled_from(sorted(kinds)), st.sampled_from(sorted(kinds)), st.integers(0, 2**31))
 def test_whatever_the_columns_the_answer_is_sound(column, target, seed):
     rng = np.random.default_rng(seed)

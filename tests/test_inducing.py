@@ -1,5 +1,6 @@
 """Selections of inducing points: the greedy one step by step, and never the same point twice."""
 
+import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import problems
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cglb
-from cglb import inducing
+from cglb.linalg import inducing
 
 
 def pivoted_cholesky(K, m):
@@ -27,6 +28,12 @@ def prior(kernel, X):
     return problems.dense(cglb.GP(kernel, 1.0), X) - np.eye(len(X))
 
 
+def rows_of(kernel, X, m, seed=None):
+    """Row numbers of the greedy choice, by the function the package uses."""
+    with cglb.float64():
+        return inducing.greedy_rows(kernel, jnp.asarray(X), m, seed)
+
+
 def distinct(Z):
     return len(np.unique(Z, axis=0)) == len(Z)
 
@@ -35,23 +42,21 @@ def distinct(Z):
 def test_greedy_is_pivoted_cholesky(kernel):
     """m = 70 passes the first stage of the factor, which is 64 wide."""
     X, _, _ = problems.data(n=90, d=2, m=1)
-    found = inducing.greedy_indices(kernel, X, 70)
+    found = rows_of(kernel, X, 70)
     assert found.tolist() == pivoted_cholesky(prior(kernel, X), 70)
 
 
 def test_greedy_gives_the_rows_of_its_indices():
     X, _, _ = problems.data(n=30, d=2, m=1)
     kernel = cglb.Matern32([0.7, 1.6])
-    np.testing.assert_array_equal(
-        inducing.greedy(kernel, X, 12), X[inducing.greedy_indices(kernel, X, 12)]
-    )
+    np.testing.assert_array_equal(inducing.greedy(kernel, X, 12), X[rows_of(kernel, X, 12)])
 
 
 def test_fewer_points_are_a_prefix_and_each_lowers_the_trace():
     X, _, _ = problems.data(n=30, d=2, m=1)
     kernel = cglb.Matern32([0.7, 1.6])
-    chosen = inducing.greedy_indices(kernel, X, 12)
-    np.testing.assert_array_equal(inducing.greedy_indices(kernel, X, 5), chosen[:5])
+    chosen = rows_of(kernel, X, 12)
+    np.testing.assert_array_equal(rows_of(kernel, X, 5), chosen[:5])
     K = prior(kernel, X)
 
     def residual_trace(rows):
@@ -91,11 +96,11 @@ def test_greedy_stops_when_the_rest_is_determined():
 def test_the_seed_decides_between_equal_variances():
     X, _, _ = problems.data(n=30, d=2, m=1)
     kernel = cglb.Matern32([0.7, 1.6])
-    without = inducing.greedy_indices(kernel, X, 12)
+    without = rows_of(kernel, X, 12)
     assert without[0] == 0
-    first = {int(inducing.greedy_indices(kernel, X, 12, seed)[0]) for seed in range(5)}
+    first = {int(rows_of(kernel, X, 12, seed)[0]) for seed in range(5)}
     assert len(first) > 1
-    once, again = (inducing.greedy_indices(kernel, X, 12, seed=3) for _ in range(2))
+    once, again = (rows_of(kernel, X, 12, seed=3) for _ in range(2))
     np.testing.assert_array_equal(once, again)
 
 
@@ -130,7 +135,6 @@ def test_kmeans_finds_separate_clusters():
 
 SELECTIONS = {
     "greedy": lambda X, m: inducing.greedy(cglb.RBF(), X, m),
-    "greedy_indices": lambda X, m: inducing.greedy_indices(cglb.RBF(), X, m),
     "uniform": inducing.uniform,
     "kmeans": inducing.kmeans,
 }

@@ -1,7 +1,13 @@
-"""Bad input is refused by name; other number types convert; precision is nobody else's business."""
+"""Bad input is refused by name; other number types convert; precision is nobody else's business.
 
+`cglb.core.validation.boundary` does this for every public function that takes data. It is tested by
+itself, once for every kind of argument; then, that the public functions have it.
+"""
+
+import inspect
 import subprocess
 import sys
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -11,43 +17,48 @@ import problems
 import pytest
 
 import cglb
-from cglb import bounds, inducing, posterior
+from cglb import bounds
+from cglb import posteriors as posterior
+from cglb.core import validation
+from cglb.linalg import inducing
 
 GP = cglb.GP(cglb.Matern32(0.9, 1.3), 0.1, 0.2)
-N, M, D = 30, 6, 2
-X, Y, Z = problems.data(n=N, d=D, m=M)
+X, Y, Z = problems.data()
 V = 0.1 * Y
 X_STAR = X[:4] + 0.1
-
-# every public function of data, by the names of its arguments
-FUNCTIONS = {
-    "exact": (lambda a: bounds.exact(GP, a["X"], a["y"]).value, "X y"),
-    "sgpr": (lambda a: bounds.sgpr(GP, a["X"], a["y"], a["Z"]).value, "X y Z"),
-    "cglb": (lambda a: bounds.cglb(GP, a["X"], a["y"], a["Z"], a["v"]).value, "X y Z v"),
-    "upper": (lambda a: bounds.upper(GP, a["X"], a["y"], a["Z"], a["v"]).value, "X y Z v"),
-    "quadratic_interval": (
-        lambda a: bounds.quadratic_interval(GP, a["X"], a["y"], a["Z"], a["v"]).upper,
-        "X y Z v",
-    ),
-    "solve": (lambda a: cglb.solve(GP, a["X"], a["y"], a["Z"], v0=a["v0"]).v, "X y Z v0"),
-    "greedy": (lambda a: inducing.greedy(GP.kernel, a["X"], 5), "X"),
-    "uniform": (lambda a: inducing.uniform(a["X"], 5), "X"),
-    "kmeans": (lambda a: inducing.kmeans(a["X"], 5), "X"),
-    "kernel_operator": (lambda a: cglb.kernel_operator(GP, a["X"]).diagonal(), "X"),
-    "posterior.exact": (lambda a: posterior.exact(GP, a["X"], a["y"]).alpha, "X y"),
-    "posterior.cglb": (lambda a: posterior.cglb(GP, a["X"], a["y"], a["Z"], a["v"]).weights, "X y Z v"),
-    "posterior.sgpr": (lambda a: posterior.sgpr(GP, a["X"], a["y"], a["Z"]).weights, "X y Z"),
-    "posterior mean": (lambda a: posterior.exact(GP, X, Y).mean(a["X_star"]), "X_star"),
-    "posterior variance": (lambda a: posterior.sgpr(GP, X, Y, Z).variance(a["X_star"]), "X_star"),
-    "posterior covariance": (lambda a: posterior.sgpr(GP, X, Y, Z).covariance(a["X_star"]), "X_star"),
-}
 GOOD = {"X": X, "y": Y, "Z": Z, "v": V, "v0": V, "X_star": X_STAR}
-PAIRS = [(name, argument) for name, (_, uses) in FUNCTIONS.items() for argument in uses.split()]
-EVERY_ARGUMENT = pytest.mark.parametrize(("function", "argument"), PAIRS)
+
+# public functions of data, with as little work as possible
+FUNCTIONS = {
+    "exact": lambda a: bounds.exact(GP, a["X"], a["y"]).value,
+    "sgpr": lambda a: bounds.sgpr(GP, a["X"], a["y"], a["Z"]).value,
+    "cglb": lambda a: bounds.cglb(GP, a["X"], a["y"], a["Z"], a["v"]).value,
+    "upper": lambda a: bounds.upper(GP, a["X"], a["y"], a["Z"], a["v"]).value,
+    "quadratic_interval": lambda a: bounds.quadratic_interval(GP, a["X"], a["y"], a["Z"], a["v"]).upper,
+    "solve": lambda a: cglb.solve(GP, a["X"], a["y"], a["Z"], v0=a["v0"]).v,
+    "greedy": lambda a: inducing.greedy(GP.kernel, a["X"], 8),
+    "uniform": lambda a: inducing.uniform(a["X"], 8),
+    "kmeans": lambda a: inducing.kmeans(a["X"], 8),
+    "posterior.exact": lambda a: posterior.exact(GP, a["X"], a["y"]).alpha,
+    "posterior.cglb": lambda a: posterior.cglb(GP, a["X"], a["y"], a["Z"], a["v"]).weights,
+    "posterior.sgpr": lambda a: posterior.sgpr(GP, a["X"], a["y"], a["Z"]).weights,
+    "posterior mean": lambda a: posterior.exact(GP, X, Y).mean(a["X_star"]),
+    "posterior variance": lambda a: posterior.sgpr(GP, X, Y, Z).variance(a["X_star"]),
+    "posterior covariance": lambda a: posterior.sgpr(GP, X, Y, Z).covariance(a["X_star"]),
+}
 
 
 def call(function, **changes):
-    return FUNCTIONS[function][0](GOOD | changes)
+    return FUNCTIONS[function](GOOD | changes)
+
+
+# ---- the boundary ----
+
+
+@validation.boundary
+def received(X=None, y=None, Z=None, v=None, v0=None, X_star=None):
+    """What arrives inside."""
+    return {"X": X, "y": y, "Z": Z, "v": v, "v0": v0, "X_star": X_star}
 
 
 def spoiled(array, value):
@@ -57,38 +68,42 @@ def spoiled(array, value):
     return array
 
 
+EVERY_ARGUMENT = pytest.mark.parametrize("argument", GOOD)
+
+
+def test_every_argument_with_a_known_shape_is_tested_here():
+    assert {*GOOD, "free"} == set(validation.SHAPES)  # "free" belongs to test_constraints.py
+
+
 @EVERY_ARGUMENT
-def test_nan_and_infinity_are_counted_and_placed(function, argument):
+def test_nan_and_infinity_are_counted_and_placed(argument):
     array = GOOD[argument]
     where = r"in column\(s\) 1" if array.ndim == 2 else "first at row 1"
     for value in (np.nan, np.inf, -np.inf):
-        with pytest.raises(ValueError, match=rf"{argument} has 2 entries that are NaN or inf.*{where}"):
-            call(function, **{argument: spoiled(array, value)})
+        with pytest.raises(ValueError, match=rf"^{argument} has 2 entries that are NaN or inf.*{where}"):
+            received(**{argument: spoiled(array, value)})
 
 
 @EVERY_ARGUMENT
-def test_a_wrong_number_of_axes_is_named_with_a_remedy(function, argument):
+def test_a_wrong_number_of_axes_is_named_with_a_remedy(argument):
     array = GOOD[argument]
-    if array.ndim == 2:
-        with pytest.raises(
-            ValueError, match=rf"{argument} must have 2 axes.*pass {argument}\[:, None\]"
-        ):
-            call(function, **{argument: array[:, 0]})
-    else:
-        with pytest.raises(ValueError, match=rf"{argument} must have 1 axes.*pass {argument}\[:, 0\]"):
-            call(function, **{argument: array[:, None]})
-    with pytest.raises(ValueError, match=rf"{argument} must have . axes.*found shape \(\)"):
-        call(function, **{argument: 1.0})
+    wrong, remedy = (array[:, 0], "None") if array.ndim == 2 else (array[:, None], "0")
+    with pytest.raises(
+        ValueError, match=rf"^{argument} must have . axes.*pass {argument}\[:, {remedy}\]"
+    ):
+        received(**{argument: wrong})
+    with pytest.raises(ValueError, match=rf"^{argument} must have . axes.*found shape \(\)"):
+        received(**{argument: 1.0})
 
 
 @EVERY_ARGUMENT
-def test_empty_data_is_refused(function, argument):
-    with pytest.raises(ValueError, match=rf"{argument} is empty: found shape \(0,"):
-        call(function, **{argument: GOOD[argument][:0]})
+def test_empty_data_is_refused(argument):
+    with pytest.raises(ValueError, match=rf"^{argument} is empty: found shape \(0,"):
+        received(**{argument: GOOD[argument][:0]})
 
 
 @EVERY_ARGUMENT
-def test_what_is_not_a_real_number_is_refused(function, argument):
+def test_what_is_not_a_real_number_is_refused(argument):
     array = GOOD[argument]
     for bad, found in (
         (array.astype(complex), "complex128"),
@@ -96,27 +111,95 @@ def test_what_is_not_a_real_number_is_refused(function, argument):
         (np.full(array.shape, "2020-01-01", dtype="datetime64[D]"), "datetime64"),
         (np.full(array.shape, {}, dtype=object), "object"),
     ):
-        with pytest.raises(ValueError, match=rf"{argument} must hold real numbers, found dtype {found}"):
-            call(function, **{argument: bad})
+        with pytest.raises(
+            ValueError, match=rf"^{argument} must hold real numbers, found dtype {found}"
+        ):
+            received(**{argument: bad})
 
 
 def test_ragged_lists_and_masked_arrays_are_refused():
     with pytest.raises(ValueError, match=r"X is not an array of numbers: .*inhomogeneous"):
-        call("exact", X=[[1.0, 2.0], [3.0]])
+        received(X=[[1.0, 2.0], [3.0]])
     with pytest.raises(ValueError, match="y has 2 masked entries"):
-        call("exact", y=np.ma.masked_array(Y, mask=np.arange(N) < 2))
+        received(y=np.ma.masked_array(Y, mask=np.arange(40) < 2))
+
+
+ROUNDED = {name: np.round(4.0 * array) for name, array in GOOD.items()}  # exact in every type below
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.longdouble, np.int8, np.int64, object])
+def test_other_number_types_arrive_as_the_same_float64_numbers(dtype):
+    found = received(**{name: array.astype(dtype) for name, array in ROUNDED.items()})
+    for name, array in ROUNDED.items():
+        assert found[name].dtype == np.float64
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_results_leave_as_numpy_outside_the_scope_and_stay_in_jax_inside():
+    assert all(isinstance(array, np.ndarray) for array in received(**GOOD).values())
+    with cglb.float64():
+        assert all(isinstance(array, jax.Array) for array in received(**GOOD).values())
+
+
+# ---- the public functions have it ----
+
+
+# Parts of the methods, which get their data from functions with a boundary; and `compare`, which takes
+# fitted models too and converts by itself.
+INNER = {"compare", "inducing.greedy_rows", "inducing.pivot_rows", "inducing.pivots"}
+
+
+def public_functions():
+    """All functions that `cglb` exports, by itself or in its modules, and the methods of posteriors."""
+    for name in cglb.__all__:
+        found = getattr(cglb, name)
+        if not isinstance(found, ModuleType):
+            yield name, found
+            continue
+        for inner in getattr(found, "__all__", ()):
+            yield f"{name}.{inner}", getattr(found, inner)
+            if inner.endswith("Posterior"):
+                for method, function in vars(getattr(found, inner)).items():
+                    yield f"{name}.{inner}.{method}", function
+
+
+def refuses(function, argument):
+    """Whether text is refused in the boundary's words, before anything is computed."""
+    required = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+    ]
+    try:
+        function(**(dict.fromkeys(required) | {argument: np.full(GOOD[argument].shape, "text")}))
+    except (ValueError, TypeError, AttributeError) as error:
+        return str(error).startswith(f"{argument} must hold real numbers, found dtype <U4")
+    return False
+
+
+def test_every_public_function_that_takes_data_has_a_boundary():
+    takes_data = {
+        name: (function, inspect.signature(function).parameters.keys() & GOOD.keys())
+        for name, function in public_functions()
+        if inspect.isfunction(function) and not name.rsplit(".", 1)[-1].startswith("_")
+    }
+    pairs = [(name, argument) for name, (_, arguments) in takes_data.items() for argument in arguments]
+    assert len(pairs) > 40
+    without = {name for name, argument in pairs if not refuses(takes_data[name][0], argument)}
+    assert without <= INNER
 
 
 @pytest.mark.parametrize(
     ("function", "changes", "words"),
     [
-        ("exact", {"y": Y[:-1]}, r"y and X disagree on n \(training rows\): y has 29, X has 30"),
-        ("cglb", {"v": V[:-2]}, r"v and X disagree on n \(training rows\): v has 28, X has 30"),
-        ("solve", {"v0": V[:1]}, r"v0 and X disagree on n .*: v0 has 1, X has 30"),
+        ("exact", {"X": spoiled(X, np.nan)}, r"X has 2 entries that are NaN"),
+        ("exact", {"y": Y[:-1]}, r"y and X disagree on n \(training rows\): y has 39, X has 40"),
+        ("cglb", {"v": V[:-2]}, r"v and X disagree on n \(training rows\): v has 38, X has 40"),
+        ("solve", {"v0": V[:1]}, r"v0 and X disagree on n .*: v0 has 1, X has 40"),
         ("sgpr", {"Z": Z[:, :1]}, r"Z and X disagree on d \(inputs \(columns\)\): Z has 1, X has 2"),
         ("posterior mean", {"X_star": X_STAR[:, :1]}, "X and X_star disagree on d .*X_star has 1"),
         ("posterior variance", {"X_star": np.ones((4, 3))}, "Z and X_star disagree on d .*X_star has 3"),
-        ("sgpr", {"Z": np.concatenate([X, Z])}, "Z has 36 inducing points, more than the 30 training"),
+        ("sgpr", {"Z": np.concatenate([X, Z])}, "Z has 48 inducing points, more than the 40 training"),
     ],
 )
 def test_sizes_that_disagree_are_named(function, changes, words):
@@ -126,7 +209,7 @@ def test_sizes_that_disagree_are_named(function, changes, words):
 
 @pytest.mark.parametrize("name", ["amgn", "", "nystrom"])  # the last is a lower bound of log|K̂|
 def test_an_unknown_log_det_bound_is_answered_with_the_known_ones(name):
-    with pytest.raises(ValueError, match=f"logdet must be one of trace, amgm, .*found '{name}'"):
+    with pytest.raises(ValueError, match=f"logdet must be one of amgm, hadamard, .*found '{name}'"):
         bounds.sgpr(GP, X, Y, Z, logdet=name)
     with pytest.raises(ValueError, match=r"logdet must be one of nystrom, spectral, .*found 'amgm'\."):
         bounds.upper(GP, X, Y, Z, V, logdet="amgm")
@@ -140,14 +223,13 @@ def test_a_noise_that_is_not_positive_is_refused(noise):
 
 # ---- conversions ----
 
-ROUNDED = {name: np.round(4.0 * array) for name, array in GOOD.items()}  # exact in every type below
 
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.longdouble, np.int8, np.int64, object])
 @pytest.mark.parametrize("function", ["sgpr", "cglb", "posterior mean"])
-def test_other_number_types_give_the_same_result(function, dtype):
-    converted = {name: array.astype(dtype) for name, array in ROUNDED.items()}
-    np.testing.assert_array_equal(call(function, **converted), call(function, **ROUNDED))
+def test_other_number_types_give_the_same_result(function):
+    wanted = call(function, **ROUNDED)
+    for dtype in (np.float16, np.int8, object):
+        converted = {name: array.astype(dtype) for name, array in ROUNDED.items()}
+        np.testing.assert_array_equal(call(function, **converted), wanted)
 
 
 def test_bool_bfloat16_lists_and_jax_arrays_give_the_same_result():
@@ -179,13 +261,17 @@ def test_float32_hyperparameters_do_not_make_a_float32_bound():
 # ---- precision ----
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_results_outside_the_scope_are_numpy_float64(function):
+def test_results_are_numpy_float64_and_nothing_is_written_to():
+    before = {name: array.copy() for name, array in GOOD.items()}
+    leaves = [leaf.copy() for leaf in jax.tree.leaves(GP)]
+    for function in FUNCTIONS:
+        assert not jax.config.jax_enable_x64
+        result = call(function)
+        assert isinstance(result, np.ndarray | np.float64), function
+        assert result.dtype == np.float64, function
     assert not jax.config.jax_enable_x64
-    result = call(function)
-    assert isinstance(result, np.ndarray | np.float64)
-    assert result.dtype == np.float64
-    assert not jax.config.jax_enable_x64
+    jax.tree.map(np.testing.assert_array_equal, before, GOOD)
+    jax.tree.map(np.testing.assert_array_equal, leaves, jax.tree.leaves(GP))
 
 
 def test_results_inside_the_scope_stay_in_jax():
@@ -193,28 +279,6 @@ def test_results_inside_the_scope_stay_in_jax():
         result = call("exact")
     assert isinstance(result, jax.Array)
     assert result.dtype == np.float64
-
-
-def test_an_operator_works_outside_the_scope():
-    operator = cglb.kernel_operator(GP, X)
-    K_hat = problems.dense(GP, X)
-    found = operator @ V
-    assert isinstance(found, np.ndarray)
-    np.testing.assert_allclose(found, K_hat @ V, atol=1e-12)
-    np.testing.assert_allclose(operator.dense(), K_hat, atol=1e-14)
-    kernel_bar, noise_bar, X_bar = operator.bilinear_gradient(V, V)
-    assert {leaf.dtype for leaf in jax.tree.leaves((kernel_bar, noise_bar, X_bar))} == {np.dtype(float)}
-    fast = operator.astype(np.float32)
-    np.testing.assert_allclose(fast @ V, K_hat @ V, atol=1e-5)
-
-
-def test_data_and_models_are_not_written_to():
-    before = {name: array.copy() for name, array in GOOD.items()}
-    leaves = [leaf.copy() for leaf in jax.tree.leaves(GP)]
-    for function in FUNCTIONS:
-        call(function)
-    jax.tree.map(np.testing.assert_array_equal, before, GOOD)
-    jax.tree.map(np.testing.assert_array_equal, leaves, jax.tree.leaves(GP))
 
 
 def test_the_global_float64_switch_is_never_touched():

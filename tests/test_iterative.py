@@ -11,11 +11,16 @@ import problems
 import pytest
 
 import cglb
-from cglb import Stop, bounds, love, posterior
-from cglb.iterative import Draw, Iterative, _root, draw, estimate, gradient, pivots, preconditioner
-from cglb.lanczos import block_cg
-from cglb.operator import StoredOnUse
-from cglb.store import StoreError
+from cglb import Iterative, bounds
+from cglb import posteriors as posterior
+from cglb.core.errors import StoreError
+from cglb.linalg.cg import Stop
+from cglb.linalg.inducing import pivot_rows
+from cglb.linalg.lanczos import block_cg
+from cglb.linalg.preconditioners import LowRankPreconditioner
+from cglb.linalg.system import System
+from cglb.methods.estimates import Draw, _root, draw, estimate, gradient
+from cglb.posteriors import iterative
 
 N, RANK = 100, 15
 X, Y, _ = problems.data(n=N, d=2)
@@ -33,10 +38,16 @@ def arrays(gp):
     return jax.tree.map(jnp.asarray, gp), jnp.asarray(X), jnp.asarray(Y)
 
 
+def system(gp=MODEL, rank=RANK):
+    """At the pivots, inside a float64 scope."""
+    model, rows, _ = arrays(gp)
+    return System(model, rows, pivot_rows(model.kernel, rows, rank))
+
+
 def many(settings, gp=MODEL, count=200, seed=1) -> Draw:
     """One draw with `count` probes: the same as count/10 draws of 10, in one block."""
     with cglb.float64():
-        return draw(replace(settings, probes=count), *arrays(gp), seed)
+        return draw(replace(settings, probes=count), system(gp), jnp.asarray(Y), seed)
 
 
 def exact(gp):
@@ -59,14 +70,14 @@ def vector(gp):
 def test_the_mean_gradient_over_200_draws_is_the_exact_one(settings):
     found = many(settings)
     with cglb.float64():
-        gp, X, _ = arrays(MODEL)
+        one_system = system()
 
         def alone(u, w):
             one = eqx.tree_at(lambda d: (d.U, d.W), found, (u[:, None], w[:, None]))
-            return gradient(gp, X, one)
+            return gradient(one_system, one)
 
         each = jax.tree.map(np.asarray, jax.vmap(alone, in_axes=1)(found.U, found.W))
-        together = vector(gradient(gp, X, found))
+        together = vector(gradient(one_system, found))
     each = np.concatenate([leaf.reshape(200, -1) for leaf in jax.tree.leaves(each)], axis=1)
     mean, error = each.mean(axis=0), each.std(axis=0, ddof=1) / np.sqrt(200)
     np.testing.assert_allclose(together, mean, rtol=1e-7, atol=1e-7)
@@ -120,7 +131,7 @@ def test_numbers_that_are_not_finite_have_no_estimate():
 def loose(steps, gp=LOW_NOISE, seed=3) -> Draw:
     settings = Iterative(cg_tolerance=1e9, cg_min_steps=steps, cg_max_steps=steps, rank=RANK)
     with cglb.float64():
-        return draw(settings, *arrays(gp), seed)
+        return draw(settings, system(gp), jnp.asarray(Y), seed)
 
 
 def test_loose_cg_underestimates_the_quadratic_term_and_overestimates_every_log_determinant():
@@ -130,7 +141,7 @@ def test_loose_cg_underestimates_the_quadratic_term_and_overestimates_every_log_
     e = Y - float(LOW_NOISE.mean)
     _, _, quadratic, _ = exact(LOW_NOISE)
     with cglb.float64():
-        converged = draw(TIGHT, *arrays(LOW_NOISE), 3)
+        converged = draw(TIGHT, system(LOW_NOISE), jnp.asarray(Y), 3)
     path = [loose(steps) for steps in (2, 5, 10, 20)]
     quadratics = [e @ np.asarray(found.v) for found in path] + [quadratic]
     assert (np.diff(quadratics) > 0.0).all()
@@ -158,8 +169,8 @@ def test_loose_cg_lowers_the_gradient_along_the_scale_whatever_the_probes():
     for seed in (0, 1):
         found = loose(10, seed=seed)
         with cglb.float64():
-            gp, X, _ = arrays(LOW_NOISE)
-            slope = gradient(gp, X, found)
+            gp, _, _ = arrays(LOW_NOISE)
+            slope = gradient(system(LOW_NOISE), found)
         along = float(slope.kernel.variance * gp.kernel.variance + slope.noise * gp.noise)
         assert along == pytest.approx(0.5 * e @ np.asarray(found.v) - N / 2, rel=1e-6)
         assert along < 0.5 * quadratic - N / 2 - 10.0
@@ -183,11 +194,11 @@ def test_the_preconditioner_is_pivoted_cholesky_and_below_K():
     L = pivoted_cholesky(K_hat - 0.05 * np.eye(N), RANK)
     P = L @ L.T + 0.05 * np.eye(N)
     with cglb.float64():
-        gp, rows, _ = arrays(MODEL)
-        precondition = preconditioner(gp, rows, pivots(gp, rows, RANK))
-        factors = precondition.factors
+        factors = system().nystrom
+        precondition = LowRankPreconditioner.of(factors)
         root = np.asarray(_root(factors, jnp.eye(RANK + N)))
-        np.testing.assert_allclose(factors.matmul(jnp.eye(N)), P, atol=1e-8)
+        At = np.asarray(factors.At)
+        np.testing.assert_allclose(0.05 * (np.eye(N) + At @ At.T), P, atol=1e-8)
         np.testing.assert_allclose(precondition(jnp.asarray(P)), np.eye(N), atol=1e-6)
         assert float(factors.logdet) == pytest.approx(np.linalg.slogdet(P)[1], abs=1e-8)
     np.testing.assert_allclose(root @ root.T, P, atol=1e-8)  # the covariance of the probes
@@ -198,10 +209,9 @@ def solved(**settings):
     rng = np.random.default_rng(0)
     B = rng.normal(size=(N, 4)) * np.array([1.0, 1e3, 1e-3, 0.0])
     with cglb.float64():
-        gp, rows, _ = arrays(LOW_NOISE)
-        precondition = preconditioner(gp, rows, pivots(gp, rows, RANK))
-        operator = StoredOnUse(cglb.kernel_operator(gp, rows))
-        return B, block_cg(operator, jnp.asarray(B), precondition, **settings)
+        found = system(LOW_NOISE)
+        precondition = LowRankPreconditioner.of(found.nystrom)
+        return B, block_cg(found.fast, jnp.asarray(B), precondition, **settings)
 
 
 def test_columns_are_solved_together_to_the_mean_relative_residual():
@@ -221,7 +231,14 @@ def test_cg_takes_its_least_and_its_most_steps():
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("cg_tolerance", 0.0), ("probes", 1), ("rank", 0), ("cg_min_steps", 0), ("distribution", "magic")],
+    [
+        ("cg_tolerance", 0.0),
+        ("probes", 1),
+        ("rank", 0),
+        ("cg_min_steps", 0),
+        ("distribution", "magic"),
+        ("pretrain", (-1, 0)),
+    ],
 )
 def test_settings_that_make_no_sense_are_named(setting, value):
     with pytest.raises(ValueError, match=setting):
@@ -232,7 +249,7 @@ def test_settings_that_make_no_sense_are_named(setting, value):
 
 
 def test_love_at_full_rank_is_the_exact_posterior():
-    _, found = love.condition(MODEL, X, Y, POINTS, tolerance=1e-12, rank=N)
+    found = iterative.condition(MODEL, X, Y, POINTS, tolerance=1e-12, rank=N)[1]
     reference = posterior.exact(MODEL, X, Y)
     np.testing.assert_allclose(found.mean(X_STAR), reference.mean(X_STAR), atol=1e-7)
     np.testing.assert_allclose(found.variance(X_STAR), reference.variance(X_STAR), atol=1e-8)
@@ -241,7 +258,8 @@ def test_love_at_full_rank_is_the_exact_posterior():
 
 def test_love_is_never_below_the_exact_variance_and_falls_with_its_rank():
     exact_variance = posterior.exact(MODEL, X, Y).variance(X_STAR)
-    by_rank = [love.condition(MODEL, X, Y, POINTS, rank=k)[1].variance(X_STAR) for k in (10, 50)]
+    models = [iterative.condition(MODEL, X, Y, POINTS, rank=k)[1] for k in (10, 50)]
+    by_rank = [model.variance(X_STAR) for model in models]
     for above, below in zip(by_rank, [*by_rank[1:], exact_variance], strict=True):
         assert (above >= below - 1e-9).all()
     assert by_rank[0].mean() > 2.0 * exact_variance.mean()
@@ -249,14 +267,14 @@ def test_love_is_never_below_the_exact_variance_and_falls_with_its_rank():
 
 def test_variances_by_solves_are_never_below_the_exact_ones_either():
     exact_variance = posterior.exact(MODEL, X, Y).variance(X_STAR)
-    rough = love.variance_by_solves(MODEL, X, X_STAR, POINTS, tolerance=1e9)
-    fine = love.variance_by_solves(MODEL, X, X_STAR, POINTS, tolerance=1e-9)
+    rough = iterative.variance_by_solves(MODEL, X, X_STAR, POINTS, tolerance=1e9)
+    fine = iterative.variance_by_solves(MODEL, X, X_STAR, POINTS, tolerance=1e-9)
     assert (rough >= exact_variance - 1e-9).all()
     np.testing.assert_allclose(fine, exact_variance, atol=1e-8)
 
 
 def test_the_slack_of_a_prediction_is_what_it_would_cost_the_bound():
-    solution = love.solve(LOW_NOISE, X, Y, POINTS, tolerance=0.1)
+    solution = iterative.solve(LOW_NOISE, X, Y, POINTS, tolerance=0.1)
     interval = bounds.quadratic_interval(LOW_NOISE, X, Y, POINTS, solution.v)
     assert float(solution.slack) == pytest.approx(0.5 * float(interval.upper - interval.lower), rel=1e-6)
     assert solution.stop is Stop.TOLERANCE
@@ -264,13 +282,12 @@ def test_the_slack_of_a_prediction_is_what_it_would_cost_the_bound():
 
 # ---- training ----
 
-SETTINGS = Iterative(rank=RANK)
-WAY = {"pretrain": (3, 2), "max_steps": 9, "checkpoint_seconds": 0.0}
+SETTINGS = Iterative(rank=RANK, pretrain=(3, 2))
 
 
-def fit(**settings):
+def fit(method=SETTINGS, **settings):
     gp = cglb.GP(cglb.Matern32(np.ones(2)))
-    return cglb.train_iterative(gp, X, Y, SETTINGS, **{**WAY, **settings})
+    return cglb.train(gp, X, Y, method, **{"max_steps": 9, "checkpoint_seconds": 0.0, **settings})
 
 
 @functools.cache
@@ -305,9 +322,7 @@ def test_the_same_seed_gives_the_same_fit_and_another_seed_another():
 def test_history_tells_stages_estimates_and_the_cg_steps_of_every_evaluation():
     rows = whole().history
     start = cglb.GP(cglb.Matern32(np.ones(2)))
-    assert (
-        rows[0].keys() == cglb.train(start, X, Y, cglb.Objective("exact"), max_steps=1).history[0].keys()
-    )
+    assert rows[0].keys() == cglb.train(start, X, Y, "exact", max_steps=1).history[0].keys()
     assert [row["step"] for row in rows] == list(range(1, 10))
     assert [row["round"] for row in rows] == [0] * 3 + [1] * 2 + [2] * 4
     assert all(row["spread"] > 0.0 and row["slack"] is None for row in rows)
@@ -326,19 +341,8 @@ def test_the_estimate_of_a_step_is_made_at_the_parameters_it_shows():
 
 
 def test_pretraining_sees_the_subset_only():
-    found = fit(subset=60, max_steps=4, pretrain=(2, 1))
+    found = fit(Iterative(rank=RANK, pretrain=(2, 1)), subset=60, max_steps=4)
     assert [row["rows"] for row in found.history] == [60, 60, 60, N]
-
-
-@pytest.mark.parametrize("steps", [2, 3, 4, 5, 7])
-def test_a_fit_that_ended_at_its_step_limit_goes_on(steps, tmp_path):
-    """In L-BFGS, at its end, in Adam on the subset, at its end, and in Adam on all rows."""
-    path = tmp_path / "fit"
-    first = fit(max_steps=steps, checkpoint=path)
-    assert (first.stop, len(first.history)) == ("step limit", steps)
-    assert untimed(first) == untimed(whole())[:steps]
-    assert_same(fit(max_steps=steps, checkpoint=path), first)
-    assert_same(fit(checkpoint=path), whole())
 
 
 class Crash(Exception):
@@ -358,7 +362,7 @@ def test_a_fit_that_crashes_goes_on_from_its_checkpoint(tmp_path):
             fit(checkpoint=tmp_path / "fit", callback=crash)
     assert_same(fit(checkpoint=tmp_path / "fit", callback=crash), whole())
     with pytest.raises(StoreError, match="another fit"):
-        fit(checkpoint=tmp_path / "fit", learning_rate=0.01)
+        fit(replace(SETTINGS, rate=0.01), checkpoint=tmp_path / "fit")
 
 
 def test_callbacks_and_time_stop_training(tmp_path):
@@ -378,7 +382,8 @@ def test_callbacks_and_time_stop_training(tmp_path):
 
 
 def test_a_floor_holds_and_progress_is_shown(capsys):
-    found = fit(pretrain=(0, 0), max_steps=3, learning_rate=1.0, floor={"noise": 0.5}, progress=True)
+    method = Iterative(rank=RANK, rate=1.0, pretrain=(0, 0))
+    found = fit(method, max_steps=3, floor={"noise": 0.5}, progress=True)
     assert all(row["parameters"]["noise"] >= 0.5 for row in found.history)
     shown = capsys.readouterr().err
     assert "3/3" in shown
@@ -388,8 +393,8 @@ def test_a_floor_holds_and_progress_is_shown(capsys):
 def test_training_stops_where_the_estimate_is_not_finite():
     start = cglb.GP(cglb.Matern32(np.ones(2)))
     with pytest.raises(ValueError, match="starting point"):
-        cglb.train_iterative(start, X, 1e200 * Y, SETTINGS, max_steps=2)
-    found = fit(pretrain=(0, 0), learning_rate=1e300, max_steps=4)
+        cglb.train(start, X, 1e200 * Y, SETTINGS, max_steps=2)
+    found = fit(Iterative(rank=RANK, rate=1e300, pretrain=(0, 0)), max_steps=4)
     assert found.stop == "not finite"
     assert "noise floor" in found.message
     assert np.isfinite(vector(found.gp)).all()

@@ -1,5 +1,7 @@
 """Kernels against differences in NumPy and scikit-learn; derivatives, also where points coincide."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,8 @@ KERNELS = {name: make(D) for name, make in problems.KERNELS.items()} | {
     "periodic by column": cglb.Periodic([1.2, 0.8, 1.5], [2.5, 3.0, 1.7], 0.9),
     "nested": (cglb.RBF([0.8, 1.4]).on([2, 0]) + 0.5 * cglb.Matern32(0.6)) * cglb.Linear() * 2
     + cglb.Constant(0.4),
+    "power": (0.7 * cglb.Matern52([0.8, 1.1, 1.9], 1.2) + cglb.Linear([0.3, 0.2, 0.1])) ** 3,
+    "power of columns": (cglb.RationalQuadratic(0.9, 1.1, 0.7).on([1, 2]) ** 2) * cglb.RBF(1.3),
 }
 
 
@@ -47,6 +51,8 @@ def reference(kernel, x, z):
             return reference(kernel.left, x, z) + reference(kernel.right, x, z)
         case kernels.Product():
             return reference(kernel.left, x, z) * reference(kernel.right, x, z)
+        case kernels.Power():
+            return reference(kernel.kernel, x, z) ** kernel.exponent
         case kernels.Scaled():
             return kernel.factor * reference(kernel.kernel, x, z)
         case kernels.Columns():
@@ -129,6 +135,69 @@ def test_gradients_in_inputs_are_right_with_coincident_rows(name):
     np.testing.assert_allclose(X1_bar, slope, rtol=1e-6, atol=1e-6)
     slope = central_differences(lambda X: np.sum(W * reference_matrix(kernel, X1, X)), X2)
     np.testing.assert_allclose(X2_bar, slope, rtol=1e-6, atol=1e-6)
+
+
+@partial(jax.jit, static_argnums=0)
+def pulled(inputs, kernel, X1, X2, W):
+    """The gradient of Σ WK by `pull_between` and the pullback of the features, as tiles do it."""
+
+    def both(kernel, X1, X2):
+        return kernel.features(X1, X2[:1]), kernel.features(X2, X2[:1])
+
+    (F1, F2), pull_features = jax.vjp(both, kernel, X1, X2)
+    kernel_bar, F1_bar, F2_bar = kernel.pull_between(F1, F2, W, inputs)
+    more, X1_bar, X2_bar = pull_features((F1_bar, F2_bar))
+    return jax.tree.map(jnp.add, kernel_bar, more), X1_bar, X2_bar
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_gradient_derived_by_hand_is_that_of_the_matrix(name):
+    """With inputs=False only the gradient in the hyperparameters is promised, and it is the same."""
+    _, _, gradient = evaluated(KERNELS[name])
+    with cglb.float64():
+        arguments = jax.tree.map(jnp.asarray, (KERNELS[name], *inputs()))
+        whole, without_inputs = pulled(True, *arguments), pulled(False, *arguments)
+    assert_close(whole, gradient)
+    assert_close(without_inputs[0], gradient[0])
+
+
+def assert_close(found, wanted):
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10 * max(1.0, np.abs(other).max()))
+
+
+def test_a_gradient_may_be_negative_outside_jit_too():
+    with cglb.float64():
+        kernel = jax.tree.map(jnp.asarray, 2.0 * cglb.RBF(1.0))
+        F = kernel.features(jnp.zeros((2, 1)), jnp.zeros((1, 1)))
+        found, _, _ = kernel.pull_between(F, F, -jnp.ones((2, 2)), False)
+    assert float(found.factor) == -4.0
+    assert float(found.kernel.variance) == -8.0
+
+
+def flops_of_gradient(kernel, n=60, d=50):
+    """Of the compiled `pull_between`, in units of one product of [n, d] with [d, n]."""
+
+    def pull(kernel, F, W):
+        return kernel.pull_between(F, F, W, False)
+
+    with cglb.float64():
+        held = jax.tree.map(jnp.asarray, kernel)
+        F = held.features(jnp.zeros((n, d)), jnp.zeros((1, d)))
+        compiled = jax.jit(pull).lower(held, F, jnp.zeros((n, n))).compile()
+    return compiled.cost_analysis()["flops"] / (2 * n * n * d)
+
+
+def test_a_combination_costs_no_more_matrix_products_than_its_parts():
+    """Two for a stationary kernel: distances, and one side of their pullback. Autodiff takes three."""
+    plain = cglb.Matern32(np.ones(50))
+    assert 2.0 < flops_of_gradient(plain) < 2.5
+    every = tuple(range(50))
+    for kernel in (2.0 * plain, plain + 1.0, plain * cglb.Constant(0.5), plain.on(every), plain**3):
+        assert 2.0 < flops_of_gradient(kernel) < 2.6
+    nested = (2.0 * plain).on(every) ** 2 * (cglb.RBF(np.ones(50)) + 0.3)
+    assert 4.0 < flops_of_gradient(nested) < 4.9
 
 
 def central_differences(function, x, h=1e-6):
@@ -214,6 +283,56 @@ def test_operators_build_the_named_combinations():
         assert scaled.factor.dtype == np.float64
 
 
+def test_numbers_and_sums_of_many_kernels():
+    k1, k2, k3 = cglb.RBF(0.8), cglb.Matern32(1.9), cglb.Linear(0.3)
+    for shifted in (k1 + 1.5, 1.5 + k1, k1 + np.float64(1.5), np.array(1.5) + k1):
+        assert eqx.tree_equal(shifted, kernels.Sum(k1, cglb.Constant(1.5))) is True
+    assert eqx.tree_equal(sum([k1, k2, k3]), k1 + k2 + k3) is True
+    X1, X2, _ = inputs()
+    np.testing.assert_allclose(
+        matrix(sum([k1, k2, k3]), X1, X2), sum(matrix(k, X1, X2) for k in (k1, k2, k3)), rtol=1e-13
+    )
+
+
+def test_a_power_has_one_set_of_parameters():
+    cube = cglb.RBF([0.8, 0.9, 1.0]) ** 3
+    assert isinstance(cube, kernels.Power)
+    assert len(jax.tree.leaves(cube)) == 2
+    X1, X2, _ = inputs()
+    shorter = cglb.RBF(np.array([0.8, 0.9, 1.0]) / np.sqrt(3))  # exp(−r²/2)³ = exp(−3r²/2)
+    np.testing.assert_allclose(matrix(cube, X1, X2), matrix(shorter, X1, X2), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (cglb.Matern32([0.8, 1.3], 1.2), "Matern32(lengthscale=[0.8, 1.3], variance=1.2)"),
+        (2.0 * cglb.Linear(0.3), "Scaled(kernel=Linear(variance=0.3), factor=2)"),
+        (cglb.Constant(1e-7).on([2]), "Columns(kernel=Constant(variance=1e-07), columns=(2,))"),
+        (cglb.RBF(np.arange(1.0, 31.0)), "RBF(lengthscale=[1, 2, 3, … 30 values], variance=1)"),
+        (cglb.RBF() ** 2, "Power(kernel=RBF(lengthscale=1, variance=1), exponent=2)"),
+        (cglb.GP(cglb.Linear(), 0.1), "GP(kernel=Linear(variance=1), noise=0.1, mean=0)"),
+    ],
+)
+def test_kernels_and_models_print_with_their_values(module, text):
+    assert repr(module) == str(module) == text
+    with cglb.float64():
+        assert repr(jax.tree.map(jnp.asarray, module)) == text
+
+
+def test_a_kernel_under_a_trace_prints_its_shapes():
+    seen = []
+
+    @jax.jit
+    def look(kernel):
+        seen.append(repr(kernel))
+        return kernel.variance
+
+    with cglb.float64():
+        look(jax.tree.map(jnp.asarray, cglb.RBF([1.0, 2.0])))
+    assert seen == ["RBF(lengthscale=float64[2], variance=float64[])"]
+
+
 def test_columns_number_the_data_not_the_restriction():
     X1, X2, _ = inputs()
     found = matrix(cglb.RBF([0.5, 2.0]).on([2, 0]), X1, X2)
@@ -271,7 +390,7 @@ def without_type_checks():
         (lambda: cglb.Matern12(-1.0), "Matern12: lengthscale .* found -1.0"),
         (lambda: cglb.Matern32([1.0, np.nan]), "Matern32: lengthscale .* nan"),
         (lambda: cglb.Matern52(np.inf), "Matern52: lengthscale .* inf"),
-        (lambda: cglb.RBF(np.ones((2, 2))), r"RBF: lengthscale .* one number a column.*\(2, 2\)"),
+        (lambda: cglb.RBF(np.ones((2, 2))), r"RBF: lengthscale .* one number per column.*\(2, 2\)"),
         (lambda: cglb.RBF([]), r"RBF: lengthscale .* found shape \(0,\)"),
         (lambda: cglb.RBF(1.0, 0.0), "RBF: variance must be positive"),
         (lambda: cglb.RBF(1.0, [1.0, 2.0]), r"RBF: variance must be a number, found shape \(2,\)"),
@@ -286,7 +405,14 @@ def without_type_checks():
         (lambda: cglb.RBF() * np.nan, "Scaled: factor .* nan"),
         (lambda: cglb.RBF("long"), "hyperparameter must be a number.* found 'long'"),
         (lambda: cglb.RBF(1j), "hyperparameter must be a number.* found 1j"),
-        (lambda: cglb.RBF() + 1.0, "Only a kernel can be added.* found 1.0"),
+        (lambda: cglb.RBF() + -1.0, "Constant: variance .* found -1.0"),
+        (lambda: cglb.RBF() + "long", "hyperparameter must be a number.* found 'long'"),
+        (lambda: cglb.RBF() * np.array([1.0, 2.0]), r"Scaled: factor must be a number.* \(2,\)"),
+        (lambda: np.array([1.0, 2.0]) * cglb.RBF(), r"Scaled: factor must be a number.* \(2,\)"),
+        (lambda: cglb.RBF() ** 0, "power of a kernel must be a positive integer, found 0"),
+        (lambda: cglb.RBF() ** -2, "power of a kernel .* found -2"),
+        (lambda: cglb.RBF() ** 0.5, "power of a kernel .* found 0.5"),
+        (lambda: cglb.RBF() ** True, "power of a kernel .* found True"),
         (lambda: cglb.RBF().on([]), r"columns .* found \(\)"),
         (lambda: cglb.RBF().on([0, -1]), r"columns .* found \(0, -1\)"),
         (lambda: cglb.GP(cglb.RBF(), 0.0), "GP: noise must be positive and finite, found 0.0"),

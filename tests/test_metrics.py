@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from cglb import metrics
+from cglb.data import metrics
 
 VALUES = st.floats(-1e3, 1e3)
 SPREADS = st.floats(1e-3, 1e3)

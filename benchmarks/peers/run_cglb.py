@@ -10,7 +10,8 @@ import numpy as np
 import protocol
 
 import cglb
-from cglb.objective import Objective, evaluate
+from cglb import CGLB, SGPR
+from cglb.linalg.operator import KernelOperator
 
 
 def objective(task, data, tolerance):
@@ -19,14 +20,14 @@ def objective(task, data, tolerance):
     gp = jax.tree.map(jnp.asarray, gp)
     X, y, Z, v = (jnp.asarray(data[name]) for name in ("X", "y", "Z", "v"))
     settings = {
-        "sgpr": Objective("sgpr", "trace"),
-        "cglb": Objective("cglb", "amgm", tolerance, precondition="nystrom"),
-        "chain": Objective("cglb", "chain", tolerance),
+        "sgpr": SGPR("trace"),
+        "cglb": CGLB("amgm", tolerance, precondition="nystrom"),
+        "chain": CGLB("chain", tolerance),
     }[task]
-    prepared = settings.prepare(gp, X)
+    prepared = settings.prepare(settings.system(gp, X, Z))
 
     def call():
-        found = evaluate(prepared, gp, X, y, Z, v)
+        found = settings.evaluate(prepared, settings.system(gp, X, Z, prepared), y, v)
         assert found is not None
         jax.block_until_ready((found.gp_bar, found.Z_bar))
         return found.value, {"noise": float(found.gp_bar.noise), "cg_steps": found.cg_steps}
@@ -36,7 +37,7 @@ def objective(task, data, tolerance):
 
 def product(data, dtype):
     gp = cglb.GP(cglb.Matern32(data["lengthscale"], data["variance"]), data["noise"], data["mean"])
-    operator = cglb.kernel_operator(gp, data["X"], dtype=dtype)
+    operator = KernelOperator.of(gp, jnp.asarray(data["X"]), dtype)
     v = jnp.asarray(data["v"], dtype=dtype)
     result = []
 

@@ -1,28 +1,14 @@
-"""Gaussian process regression with bounds you can trust."""
+"""Gaussian process regression with bounds you can trust.
 
-from cglb import (
-    bounds,
-    constraints,
-    datasets,
-    inducing,
-    iterative,
-    logdet,
-    love,
-    metrics,
-    posterior,
-    variance,
-)
-from cglb.auto import Auto
-from cglb.bounds import BoundTerms
-from cglb.certificate import Evidence, certify
-from cglb.cg import Solution, Stop, solve
-from cglb.chain import Chain
-from cglb.compare import Comparison, compare
-from cglb.constraints import Parameters
-from cglb.estimator import GPRegressor
-from cglb.fitting import Fit
-from cglb.iterative import Iterative
-from cglb.iterative_training import train_iterative
+Models and kernels, training, evidence, and what they rest on; more is in the sub-packages:
+`kernels`, `linalg`, `bounds`, `posteriors`, `methods`, `optimisers`, `training`, `data`.
+"""
+
+from cglb import bounds, kernels, methods, posteriors
+from cglb.bounds.certificate import Evidence, certify
+from cglb.bounds.comparison import Comparison, compare
+from cglb.core.precision import float64
+from cglb.data import datasets, metrics
 from cglb.kernels import (
     RBF,
     Constant,
@@ -34,55 +20,54 @@ from cglb.kernels import (
     Periodic,
     RationalQuadratic,
 )
+from cglb.linalg import inducing
+from cglb.linalg.system import Solver, System, solve
+from cglb.methods import CGLB, SGPR, Exact, Iterative, Stage
 from cglb.model import GP
-from cglb.nystrom import NystromError
-from cglb.objective import Objective
-from cglb.operator import DenseOperator, KernelOperator, kernel_operator
-from cglb.precision import float64
-from cglb.train import train
+from cglb.regressor import GPRegressor
+from cglb.training.history import Fit
+from cglb.training.trainer import train
 
-__all__ = [
-    "GP",
-    "RBF",
-    "Auto",
-    "BoundTerms",
-    "Chain",
-    "Comparison",
-    "Constant",
-    "DenseOperator",
-    "Evidence",
-    "Fit",
+# grouped as a reader would look for them, not by the alphabet
+__all__ = [  # noqa: RUF022
+    # models
     "GPRegressor",
-    "Iterative",
+    "GP",
+    # kernels
     "Kernel",
-    "KernelOperator",
-    "Linear",
+    "RBF",
     "Matern12",
     "Matern32",
     "Matern52",
-    "NystromError",
-    "Objective",
-    "Parameters",
-    "Periodic",
     "RationalQuadratic",
-    "Solution",
-    "Stop",
-    "bounds",
-    "certify",
-    "compare",
-    "constraints",
-    "datasets",
-    "float64",
-    "inducing",
-    "iterative",
-    "kernel_operator",
-    "logdet",
-    "love",
-    "metrics",
-    "posterior",
-    "solve",
+    "Periodic",
+    "Linear",
+    "Constant",
+    # training
     "train",
-    "train_iterative",
-    "variance",
+    "Fit",
+    "Stage",
+    "CGLB",
+    "SGPR",
+    "Exact",
+    "Iterative",
+    # evidence
+    "certify",
+    "Evidence",
+    "compare",
+    "Comparison",
+    # linear algebra
+    "System",
+    "Solver",
+    "solve",
+    "float64",
+    # sub-packages and modules for research and for data
+    "bounds",
+    "datasets",
+    "inducing",
+    "kernels",
+    "methods",
+    "metrics",
+    "posteriors",
 ]
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. What it does is done elsewhere."""
+"""The command line: parse, call, print. The work is done in `cglb.experiments`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cglb import datasets
-from cglb.compiled import use_compilation_cache
-from cglb.datasets import DatasetError
-from cglb.paper import figures, runs, spec, table
-from cglb.paper.execute import Options, work
-from cglb.paper.watch import status_table, summary_line, watching
-from cglb.paper.workers import run_workers
+from cglb.core.cache import use_compilation_cache
+from cglb.core.errors import DatasetError
+from cglb.data import datasets
+from cglb.experiments import figures, runs, spec, table
+from cglb.experiments.execute import Options, work
+from cglb.experiments.watch import status_table, summary_line, watching
+from cglb.experiments.workers import run_workers
 
 __all__ = ["app", "main"]
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 paper = typer.Typer(
-    help="The paper's experiments: make runs, look at them, turn them into a table and figures.",
+    help="The paper's experiments: make runs, show their progress, make a table and figures.",
     no_args_is_help=True,
 )
 app.add_typer(paper, name="paper")
@@ -34,7 +34,7 @@ app.add_typer(paper, name="paper")
 Store = Annotated[
     Path,
     typer.Option(
-        help="Folder of the runs, in the current directory unless you say otherwise.",
+        help="Folder of the runs.",
         envvar="CGLB_PAPER_STORE",
     ),
 ]
@@ -43,7 +43,7 @@ HERE = Path("paper-runs")
 
 @app.callback()
 def _group() -> None:
-    """Keeps `paper` a group of its own beside the commands to come."""
+    """Keep `paper` a command group, so that other commands can be added."""
 
 
 @paper.command("run")
@@ -52,14 +52,14 @@ def paper_run(
     methods: Annotated[str, typer.Option(help=f"With commas: {spec.POSSIBLE}.")] = ",".join(
         spec.PAPER_METHODS
     ),
-    splits: Annotated[int, typer.Option(help="Number of splits, from split 0 on.")] = spec.PAPER_SPLITS,
+    splits: Annotated[int, typer.Option(help="Number of splits, from 0.")] = spec.PAPER_SPLITS,
     split: Annotated[int | None, typer.Option(help="Only this split.")] = None,
-    max_steps: Annotated[int, typer.Option(help="Optimiser steps of a run.")] = spec.PAPER_STEPS,
+    max_steps: Annotated[int, typer.Option(help="Optimiser steps per run.")] = spec.PAPER_STEPS,
     max_minutes: Annotated[
-        float | None, typer.Option(help="Minutes of training of a run; metrics do not count.")
+        float | None, typer.Option(help="Minutes of training per run, without metrics.")
     ] = None,
     fraction: Annotated[
-        float, typer.Option(help="Share of the rows for training (the paper's protein has 0.64).")
+        float, typer.Option(help="Share of the rows for training (0.64 for protein in the paper).")
     ] = spec.TWO_THIRDS,
     steps_per_round: Annotated[
         int, typer.Option(help="Steps between two selections of the inducing points.")
@@ -68,24 +68,24 @@ def paper_run(
         bool,
         typer.Option(
             "--optimize-inducing",
-            help="Optimise the inducing points by gradient, the paper's way, instead of in rounds.",
+            help="Optimise the inducing points by gradient, as in the paper, not in rounds.",
         ),
     ] = False,
     evaluate_every: Annotated[
-        int, typer.Option(help="Steps between scores on the test part; 0 for only at the end.")
+        int, typer.Option(help="Steps between scores on the test part; 0: only at the end.")
     ] = 10,
     exact_every: Annotated[
         int,
-        typer.Option(help="Steps between exact values by Cholesky; 0 for only at the end. O(n³) each."),
+        typer.Option(help="Steps between exact values by Cholesky, O(n³) each; 0: only at the end."),
     ] = 25,
     cholesky: Annotated[
-        bool, typer.Option(help="Exact figures by Cholesky at the learned hyperparameters: 8n² bytes.")
+        bool, typer.Option(help="Exact values by Cholesky at the learned hyperparameters: 8n² bytes.")
     ] = True,
-    workers: Annotated[int, typer.Option(help="Processes; each gets its share of the cores.")] = 1,
+    workers: Annotated[int, typer.Option(help="Number of processes, which share the cores.")] = 1,
     store: Store = HERE,
 ) -> None:
-    """Make runs, or what is left of them. Finished ones are read from the store, others go on where they
-    were. Ctrl-C is safe: the same command goes on."""
+    """Make runs. Finished runs are read from the store; unfinished ones are resumed. Ctrl-C is safe: the
+    same command resumes."""
     if workers < 1 or splits < 1:
         raise ValueError(f"--workers and --splits must be at least 1, found {workers} and {splits}.")
     options = Options(spec.Budget(max_steps, max_minutes), evaluate_every, exact_every, cholesky)
@@ -103,7 +103,7 @@ def paper_run(
     console = Console(stderr=True)
     for name in dict.fromkeys(run.spec.data for run in left):
         if not datasets.available(name):
-            datasets.load(name)  # before the work begins: it may need the network
+            datasets.load(name)  # before the runs start, since it may need the network
     for run in left:
         run.register(options.budget)
     trouble = []
@@ -117,25 +117,25 @@ def paper_run(
 
 
 def _report(wanted: list[runs.Run], trouble: list[str], console: Console) -> None:
-    """What did not end well; exit code 1 if anything did not."""
+    """Print which runs are not finished; exit code 1 if there are any."""
     states = [runs.look(run) for run in wanted]
     for line in trouble:
         console.print(line, style="red", highlight=False)
     for state in states:
         if state.active:
-            console.print(f"In the hands of another process: {summary_line(state)}", highlight=False)
+            console.print(f"Another process works on this run: {summary_line(state)}", highlight=False)
     unfinished = [state for state in states if state.phase in ("failed", "stopped", "waiting")]
     if unfinished:
         console.print(
-            f"{len(unfinished)} of {len(wanted)} runs are not finished. The same command goes on."
+            f"{len(unfinished)} of {len(wanted)} runs are not finished. The same command resumes them."
         )
         raise typer.Exit(1)
 
 
 @paper.command("status")
 def paper_status(store: Store = HERE) -> None:
-    """All runs of a store with progress, bound, time used and time left; also those that other
-    processes are making now."""
+    """Show all runs of a store with progress, bound, time used and time left, including those that other
+    processes are working on."""
     found = _runs(store)
     Console().print(status_table(map(runs.look, found)))
 
@@ -146,7 +146,7 @@ def paper_table(
     output: Annotated[Path | None, typer.Option(help="A file instead of standard output.")] = None,
     store: Store = HERE,
 ) -> None:
-    """Table 1 beside the paper's figures: medians over the splits there are."""
+    """Print Table 1 with the paper's values for comparison: medians over the finished splits."""
     if format not in table.FORMATS:
         raise ValueError(f"--format must be one of {', '.join(table.FORMATS)}, found {format!r}.")
     text = table.FORMATS[format](table.make(_runs(store)))
@@ -164,7 +164,7 @@ def paper_figures(
     ] = None,
     store: Store = HERE,
 ) -> None:
-    """Every figure of the paper that the runs have data for, as SVG and PNG."""
+    """Draw every figure of the paper for which the runs hold results, as SVG and PNG."""
     for path in figures.draw(_runs(store), output or store / "figures"):
         print(path)
 
@@ -173,13 +173,13 @@ def _runs(store: Path) -> list[runs.Run]:
     found = runs.find(store)
     if not found:
         raise ValueError(
-            f"There are no runs in {store}. Make some with `cglb paper run`, or give --store."
+            f"There are no runs in {store}. Make some with `cglb paper run`, or pass --store."
         )
     return found
 
 
 def main() -> None:
-    """The program: mistakes of use are one line on standard error and exit code 2."""
+    """Run the program. Errors of use print one line on standard error and give exit code 2."""
     try:
         app()
     except (ValueError, DatasetError) as error:

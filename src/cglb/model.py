@@ -5,9 +5,9 @@ from __future__ import annotations
 import equinox as eqx
 import numpy as np
 
-from cglb.kernels import Kernel
-from cglb.parameters import check_parameter, parameter
-from cglb.precision import Number, is_traced
+from cglb.core.parameters import check_parameter, describe, parameter
+from cglb.core.precision import Number, is_traced
+from cglb.kernels.base import Kernel
 
 __all__ = ["GP"]
 
@@ -15,8 +15,12 @@ __all__ = ["GP"]
 class GP(eqx.Module):
     """y ~ N(mean, K + noise·I), K the kernel's covariances at the inputs.
 
-    All values are natural (not logarithms): `noise` is the variance σ² of the observations, `mean` the
-    constant prior mean μ. A pytree whose leaves are exactly the hyperparameters.
+    All values are natural (not logarithms). A pytree whose leaves are exactly the hyperparameters.
+
+    Args:
+        kernel: the covariance function.
+        noise: the variance σ² of the observations.
+        mean: the constant prior mean μ.
     """
 
     kernel: Kernel
@@ -31,3 +35,6 @@ class GP(eqx.Module):
             raise ValueError(f"GP: mean must be a number, found shape {self.mean.shape}.")
         if not is_traced(self.mean) and not np.isfinite(self.mean):
             raise ValueError(f"GP: mean must be finite, found {self.mean}.")
+
+    def __repr__(self) -> str:
+        return describe(self)

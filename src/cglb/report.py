@@ -1,13 +1,14 @@
-"""What was learned, in words and numbers."""
+"""The report of a fit, in words and numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from cglb.cg import Solution, Stop
-from cglb.train import Fit
+from cglb.linalg.cg import Solution, Stop
+from cglb.training.history import Fit
 
 __all__ = ["FitReport"]
 
@@ -17,7 +18,24 @@ AT_FLOOR = 1.5
 
 @dataclass(frozen=True)
 class FitReport:
-    """How a fit went. `str(report)` is the same in plain words."""
+    """How a fit went. `str(report)` is the same in plain words.
+
+    Attributes:
+        stop: why training stopped.
+        message: the reason in a sentence.
+        steps: accepted steps.
+        evaluations: how often the bound and its gradient were computed.
+        seconds: the training time.
+        bound: on the log marginal likelihood of the targets in their original units, in nats.
+        products: how many products with K̂ were computed, including those for predictions.
+        slack: a certified bound on the nats that CG costs the final model; None without CG.
+        cg_trouble: the number of steps at which CG stopped before its tolerance.
+        jitter: the largest relative jitter that Kuu needed.
+        at_floor: names of the parameters at their lower limit.
+        rows: training rows.
+        prediction_stop: why CG stopped for predictions; None without CG.
+        spread: the standard error, if `bound` is an estimate and not a bound; otherwise None.
+    """
 
     stop: str
     message: str
@@ -32,20 +50,30 @@ class FitReport:
     at_floor: tuple[str, ...]
     rows: int
     prediction_stop: str | None
-    spread: float | None = None  # of an estimate that is no bound: its standard error
+    spread: float | None = None
 
     @classmethod
     def of(
-        cls, fit: Fit, solution: Solution | None, rows: int, noise_floor: float, y_scale: float
+        cls,
+        fit: Fit,
+        solution: Solution | None,
+        rows: int,
+        floors: Mapping[str, float],
+        y_scale: float,
     ) -> FitReport:
-        """Collect the facts; the bound is for y in the user's units."""
+        """The report of a fit.
+
+        Args:
+            fit: the trained model.
+            solution: CG's result for predictions; None without CG.
+            rows: training rows.
+            floors: the lower limit of each parameter by name.
+            y_scale: the unit of the target, in which the bound is reported.
+        """
         last = fit.history[-1] if fit.history else None
         parameters = last["parameters"] if last else {}
-        floors = {
-            name: noise_floor if name == "noise" else 1e-6 for name in parameters if name != "mean"
-        }
         return cls(
-            stop=fit.stop,
+            stop=fit.stop.value,
             message=fit.message,
             steps=len(fit.history),
             evaluations=fit.evaluations,
@@ -55,7 +83,7 @@ class FitReport:
             slack=float(solution.slack) if solution else None,
             cg_trouble=sum(row["cg_stop"] not in (None, Stop.TOLERANCE.value) for row in fit.history),
             jitter=max((row["jitter"] for row in fit.history), default=0.0),
-            at_floor=tuple(n for n, floor in floors.items() if parameters[n] <= AT_FLOOR * floor),
+            at_floor=tuple(n for n, value in parameters.items() if value <= AT_FLOOR * floors[n]),
             rows=rows,
             prediction_stop=solution.stop.value if solution else None,
             spread=last["spread"] if last else None,
@@ -68,13 +96,13 @@ class FitReport:
             f"The bound on the log marginal likelihood is {self.bound:.2f} nats."
             if self.spread is None
             else f"The log marginal likelihood is estimated as {self.bound:.2f} ± {self.spread:.2g} "
-            "nats (standard error over probes). That is no bound, and inexact solves bias it: "
-            "evidence() gives an interval that holds.",
+            "nats (standard error over probes). This is not a bound, and inexact solves bias it: "
+            "evidence() gives an interval that contains the exact value.",
         ]
         if self.slack is not None:
             lines.append(
                 f"Conjugate gradients cost the final model at most {self.slack:.2g} nats; "
-                f"{self.products} products with the {self.rows} x {self.rows} matrix were made."
+                f"{self.products} products with the {self.rows} x {self.rows} matrix were computed."
             )
         if self.cg_trouble:
             loss = "bounds are valid but looser" if self.spread is None else "estimates are biased"

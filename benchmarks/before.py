@@ -1,0 +1,84 @@
+"""Value and gradient now and at an earlier commit: same data, θ, Z and v, in turn, in one run.
+
+    python benchmarks/before.py --commit 538c948 --rows 1000,10000
+
+The earlier commit is checked out into a temporary folder and measured with this environment. Each side
+runs in a process of its own; sides alternate, so that a busy spell of the machine hits both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+from common import RESULTS, machine, write
+from objective import problem
+from sides import HERE, run_side
+
+TASKS = ("sgpr", "cglb", "chain")
+
+
+def measure(tree: Path, name: str, task: str, inputs: Path, repeats: int) -> dict:
+    """One process of one side."""
+    script = tree / "benchmarks" / "peers" / "run_cglb.py"
+    found = run_side(
+        name, None, str(script), task, inputs, repeats, variables={"PYTHONPATH": str(tree / "src")}
+    )
+    assert found is not None
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--commit", default="538c948", help="the earlier side")
+    parser.add_argument("--data", default="pol")
+    parser.add_argument("--rows", default="1000,10000")
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--inducing", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each side")
+    parser.add_argument("--repeats", type=int, default=7, help="calls in each process")
+    parser.add_argument("--json", type=Path, default=RESULTS / "before.json")
+    options = parser.parse_args()
+    now = HERE.parent
+    results: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        before = Path(folder) / "before"
+        subprocess.run(
+            ["git", "worktree", "add", "-q", "--detach", before, options.commit], check=True, cwd=now
+        )
+        try:
+            for rows in map(int, options.rows.split(",")):
+                inputs = Path(folder) / f"{rows}.npz"
+                problem(options.data, rows, min(options.inducing, rows // 2), inputs)
+                for task in options.tasks.split(","):
+                    sides: dict[str, list[dict]] = {"before": [], "now": []}
+                    for _ in range(options.rounds):
+                        for side, tree in (("before", before), ("now", now)):
+                            found = measure(tree, f"{side} {task} {rows}", task, inputs, options.repeats)
+                            sides[side].append(found)
+                    median = {
+                        side: statistics.median(one["median"] for one in found)
+                        for side, found in sides.items()
+                    }
+                    first = {
+                        side: statistics.median(one["first"] for one in found)
+                        for side, found in sides.items()
+                    }
+                    ratio = median["now"] / median["before"]
+                    results[f"{task}, n = {rows}"] = {
+                        "seconds": median,
+                        "first_call": first,
+                        "now_to_before": round(ratio, 3),
+                    }
+                    print(f"{task} at {rows} rows: now takes {ratio:.2f} of the time before", flush=True)
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", before], check=True, cwd=now)
+    settings = {name: value for name, value in vars(options).items() if name != "json"}
+    write(options.json, {"settings": settings, "results": results, "machine": machine()})
+
+
+if __name__ == "__main__":
+    main()

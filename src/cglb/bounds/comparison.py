@@ -1,0 +1,181 @@
+"""Model comparison with proof: rank models by intervals that contain their evidence.
+
+If two intervals do not overlap, the ranking of the two models is proven, not estimated. Only intervals
+that overlap with another are refined.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cglb.bounds.certificate import Certificate, Evidence, first_points
+from cglb.core.precision import float64
+from cglb.linalg.system import Solver, System
+from cglb.model import GP
+
+__all__ = ["Comparison", "Ranked", "compare"]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One model of a comparison.
+
+    Attributes:
+        name: of the model.
+        evidence: an interval that contains its log p(y).
+        beats: the names of the models that are provably worse.
+    """
+
+    name: str
+    evidence: Evidence
+    beats: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Models from best to worst, by the middle of their intervals.
+
+    Attributes:
+        ranking: the models, best first.
+        message: whether all rankings are proven, and if not, why.
+    """
+
+    ranking: tuple[Ranked, ...]
+    message: str
+
+    @property
+    def proven(self) -> tuple[tuple[str, str], ...]:
+        """Every pair (better, worse) whose intervals do not overlap."""
+        return tuple((model.name, other) for model in self.ranking for other in model.beats)
+
+    @property
+    def best(self) -> str | None:
+        """The model that provably beats all others, or None."""
+        first = self.ranking[0]
+        return first.name if len(first.beats) == len(self.ranking) - 1 else None
+
+    def __str__(self) -> str:
+        width = max(len(model.name) for model in self.ranking)
+        lines = []
+        for place, model in enumerate(self.ranking):
+            below = self.ranking[place + 1 :]
+            verdict = ""
+            if below:
+                certain = below[0].name in model.beats
+                verdict = "proven better than the next" if certain else "not proven against the next"
+            low, high = model.evidence.lower, model.evidence.upper
+            lines.append(f"{place + 1}. {model.name:{width}s}  [{low:.2f}, {high:.2f}]  {verdict}")
+        return "\n".join(line.rstrip() for line in [*lines, self.message])
+
+
+def compare(
+    models: Mapping[str, Any] | Sequence[Any],
+    X: Any,
+    y: Any,
+    *,
+    max_seconds: float | None = None,
+    memory_gb: float = 4.0,
+) -> Comparison:
+    """Rank models by log p(y) of the targets y at the inputs X, in the units of y.
+
+    Args:
+        models: fitted `GPRegressor`s, or `GP`s (in the units of X and y), by name or in a sequence.
+            Their hyperparameters are not changed.
+        X: inputs.
+        y: targets.
+        max_seconds: the time budget for refinement; without it, refinement continues until all rankings
+            are proven or more memory would be needed.
+        memory_gb: the memory budget.
+
+    Raises:
+        ValueError: if there are fewer than two models, or one of them is not a model.
+    """
+    named = dict(models) if isinstance(models, Mapping) else _names(models)
+    if len(named) < 2:
+        raise ValueError(f"models must contain at least two models, found {len(named)}.")
+    X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if y.shape != (len(X),):
+        raise ValueError(f"y must have one number per row of X ({len(X)}), found shape {y.shape}.")
+    started = time.perf_counter()
+    with float64():
+        found = {name: _certificate(name, model, X, y, memory_gb) for name, model in named.items()}
+        for certificate, _ in found.values():
+            certificate.refine()
+        message = _decide(found, started, max_seconds)
+    evidence = {
+        name: Evidence(certificate.lower + offset, certificate.upper + offset)
+        for name, (certificate, offset) in found.items()
+    }
+    order = sorted(evidence, key=lambda name: -(evidence[name].lower + evidence[name].upper))
+    return Comparison(
+        tuple(
+            Ranked(
+                name,
+                evidence[name],
+                tuple(other for other in order if evidence[name].lower > evidence[other].upper),
+            )
+            for name in order
+        ),
+        message,
+    )
+
+
+def _names(models: Sequence[Any]) -> dict[str, Any]:
+    """Names from the kernels, numbered if they repeat."""
+    named: dict[str, Any] = {}
+    for model in models:
+        kernel = model.kernel if isinstance(model, GP) else getattr(model, "kernel", model)
+        stem = kernel if isinstance(kernel, str) else type(kernel).__name__
+        name, number = stem, 2
+        while name in named:
+            name, number = f"{stem} ({number})", number + 1
+        named[name] = model
+    return named
+
+
+def _certificate(
+    name: str, model: Any, X: np.ndarray, y: np.ndarray, memory_gb: float
+) -> tuple[Certificate, float]:
+    """The certificate of a model in its units, and what these units add to log p(y)."""
+    if isinstance(model, GP):
+        model.kernel.check_columns(X.shape[1])
+        gp, inputs, targets, Z, nats = model, X, y, None, 0.0
+    elif hasattr(model, "in_model_units") and hasattr(model, "gp_"):
+        gp, inputs, targets, Z, nats = model.in_model_units(X, y)
+    else:
+        raise ValueError(
+            f"models[{name!r}] must be a fitted GPRegressor or a GP, found {type(model).__name__}."
+        )
+    gp = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype=jnp.float64), gp)
+    rows = jnp.asarray(inputs)
+    points = first_points(gp.kernel, rows) if Z is None else jnp.asarray(Z)
+    system = System(gp, rows, points, Solver(memory_gb=memory_gb))
+    return Certificate(system, jnp.asarray(targets), memory_gb=memory_gb), nats
+
+
+def _decide(
+    found: dict[str, tuple[Certificate, float]], started: float, max_seconds: float | None
+) -> str:
+    """Refine intervals that overlap with another, the widest first; the message says why it stopped."""
+    while True:
+        open_pairs = [
+            (a, b)
+            for i, (a, shift_a) in enumerate(found.values())
+            for b, shift_b in list(found.values())[i + 1 :]
+            if a.lower + shift_a <= b.upper + shift_b and b.lower + shift_b <= a.upper + shift_a
+        ]
+        if not open_pairs:
+            return "All rankings are proven."
+        left = None if max_seconds is None else max_seconds - (time.perf_counter() - started)
+        candidates = {id(c): c for pair in open_pairs for c in pair if c.why_not(left) is None}
+        if not candidates:
+            reason = next(c.why_not(left) for pair in open_pairs for c in pair)
+            return f"Not all rankings are proven: {reason}."
+        max(candidates.values(), key=lambda c: c.width).refine()

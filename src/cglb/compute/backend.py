@@ -1,0 +1,274 @@
+"""Where the arrays are decides how numbers are made: `backend_of`.
+
+    traced operands                              XLA, one part after the other
+    concrete arrays on one CPU device            CPU: threads and BLAS
+    concrete arrays on an accelerator, or
+    spread over several devices                  XLA
+
+`XLA` is the reference: it runs anywhere, also inside `jit`. `CPU` gives the same answers up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from cglb.compute import assemble, tiling, triangular
+from cglb.compute.cpu import blas
+from cglb.compute.factors import Factor, InPlaceFactor, XLAFactor
+from cglb.compute.parallel import Parallel, Serial, Threads, cores
+from cglb.compute.tiling import Plan, Walk
+from cglb.core.precision import Number, is_traced
+from cglb.kernels.base import Kernel
+
+__all__ = ["CPU", "XLA", "Backend", "StoredMatrix", "backend_of", "using"]
+
+# Rows per tile. On a CPU a tile and its temporaries should fit in a core's level-2 cache (a 200 × 200
+# float64 tile is 320 kB), and no power of two: the columns of one would fall on the same cache lines,
+# which makes the product with its transpose half as fast. An accelerator wants larger ones.
+CPU_TILE = {"float64": 200, "float32": 312}
+ACCELERATOR_TILE = 2048
+# Rows of k(X, Z) made, or pulled back, at a time: on a CPU their temporaries should stay in a core's
+# cache, and products of so many rows still run at full rate.
+CPU_CHUNK = 256
+ACCELERATOR_CHUNK = 8192
+# XLA's CPU runtime keeps about 10 kB for every step of a loop until the call ends
+TILES_PER_PART = 4096
+GB = 2**30
+
+
+@runtime_checkable
+class StoredMatrix(Protocol):
+    """K̂ in memory."""
+
+    def serves(self, columns: int) -> bool:
+        """Whether it takes products with so many columns."""
+        ...
+
+    def __matmul__(self, V: Float[Array, "n *t"]) -> Float[Array, "n *t"]:
+        """K̂V in the dtype of V."""
+        ...
+
+
+@dataclass(frozen=True)
+class XLA:
+    """Any device, also inside a trace: one part after the other, and all by XLA.
+
+    Args:
+        platform: what the code will run on, as JAX calls it.
+        tile_rows: rows per tile of K; by default what suits the platform.
+        chunk_rows: the same for rows of k(X, Z).
+    """
+
+    platform: str = "cpu"
+    tile_rows: int | None = None
+    chunk_rows: int | None = None
+
+    @property
+    def parallel(self) -> Parallel:
+        """How equal parts of the work are run."""
+        return Serial()
+
+    @property
+    def compiles_loops(self) -> bool:
+        """Whether a loop around products can be one compiled program."""
+        return True
+
+    @property
+    def chunk(self) -> int:
+        """Rows of k(X, Z) that are made or pulled back at a time."""
+        return self.chunk_rows or (CPU_CHUNK if self.platform == "cpu" else ACCELERATOR_CHUNK)
+
+    def tile(self, dtype: Any) -> int:
+        """Rows per tile of K."""
+        name = jnp.dtype(dtype).name
+        if name not in CPU_TILE:
+            raise ValueError(f"dtype must be one of {', '.join(CPU_TILE)}, found {name}.")
+        return self.tile_rows or (CPU_TILE[name] if self.platform == "cpu" else ACCELERATOR_TILE)
+
+    def plan(self, X: Float[Array, "n d"], symmetric: bool) -> Plan:
+        """The plan with this device's tile, or one tile for few rows."""
+        return Plan(min(self.tile(X.dtype), X.shape[0]), symmetric)
+
+    def walk(self, plan: Plan, n1: int, n2: int) -> Walk:
+        """The tiles of K [n1, n2], split into parts for `parallel`."""
+        return tiling.walk(plan, n1, n2, 1, None)
+
+    def nystrom_rows(
+        self,
+        kernel: Kernel,
+        sigma: Number,
+        X: Float[Array, "n d"],
+        Z: Float[Array, "m d"],
+        L: Float[Array, "m m"],
+    ) -> tuple[Float[Array, "n m"], Float[Array, "m m"]]:
+        """(Aᵀ, AAᵀ) for A = L⁻¹k(Z, X)/σ: 3nm² flops."""
+        return _nystrom_rows(kernel, sigma, X, Z, L)
+
+    def store(
+        self, kernel: Kernel, noise: Number, X: Float[Array, "n d"], columns: int, memory_gb: float
+    ) -> StoredMatrix | None:
+        """K̂ in memory, for fast products with `columns` vectors at a time; None if it does not fit."""
+        if X.shape[0] ** 2 * X.dtype.itemsize > memory_gb * GB:
+            return None
+        return _Whole(assemble.whole(kernel, noise, X))
+
+    def factor(self, kernel: Kernel, noise: Number, X: Float[Array, "n d"]) -> Factor:
+        """K̂ = LLᵀ: n³/3 flops."""
+        return XLAFactor.of(kernel, noise, X)
+
+    def factor_of(self, L: Float[Array, "n n"]) -> Factor:
+        """The factor whose lower triangle is L."""
+        return XLAFactor(L)
+
+
+@dataclass(frozen=True)
+class CPU(XLA):
+    """Concrete arrays on one CPU: a thread per core, and BLAS where it beats XLA.
+
+    Args:
+        width: threads; by default one per core this process may use.
+        tiles_per_part: tiles of K in one call of XLA, which holds memory for each until it ends.
+    """
+
+    width: int = field(default_factory=lambda: len(cores()))
+    tiles_per_part: int = TILES_PER_PART
+
+    @property
+    def parallel(self) -> Threads:
+        return Threads(self.width)
+
+    @property
+    def compiles_loops(self) -> bool:
+        return False  # the host deals products out to threads
+
+    def walk(self, plan: Plan, n1: int, n2: int) -> Walk:
+        return tiling.walk(plan, n1, n2, self.width, self.tiles_per_part)
+
+    def nystrom_rows(
+        self,
+        kernel: Kernel,
+        sigma: Number,
+        X: Float[Array, "n d"],
+        Z: Float[Array, "m d"],
+        L: Float[Array, "m m"],
+    ) -> tuple[Float[Array, "n m"], Float[Array, "m m"]]:
+        """By BLAS, in one array."""
+        size, starts = tiling.chunks(X.shape[0], self.chunk)
+        At = blas.empty((X.shape[0], Z.shape[0]), X.dtype)
+
+        def fill(start: int) -> None:
+            At[start : start + size] = _cross_rows(size, kernel, X, Z, start)
+
+        self.parallel.for_each(fill, [(int(start),) for start, _ in starts[0]])
+        blas.solve_rows(np.asarray(L), At, 1.0 / float(sigma))
+        G = blas.gram(At)
+        return blas.to_jax(At), jnp.asarray(G)
+
+    def store(
+        self, kernel: Kernel, noise: Number, X: Float[Array, "n d"], columns: int, memory_gb: float
+    ) -> StoredMatrix | None:
+        """For one vector half of K̂ is enough, which holds 1.4 times as many rows in the same memory:
+        pages of an array that are never written take none."""
+        if columns > 1:
+            return super().store(kernel, noise, X, columns, memory_gb)
+        if X.shape[0] ** 2 // 2 * X.dtype.itemsize > memory_gb * GB:
+            return None
+        return blas.SymmetricHalf(assemble.upper_triangle(self.parallel, kernel, noise, X))
+
+    def factor(self, kernel: Kernel, noise: Number, X: Float[Array, "n d"]) -> Factor:
+        return InPlaceFactor.of(self.parallel, kernel, noise, X)
+
+    def factor_of(self, L: Float[Array, "n n"]) -> Factor:
+        return InPlaceFactor(np.asarray(L).T, self.parallel)
+
+
+Backend = XLA  # what every backend answers; CPU overrides what can be faster
+
+
+@jax.jit
+def _nystrom_rows(kernel: Kernel, sigma: Array, X: Array, Z: Array, L: Array) -> tuple[Array, Array]:
+    At = triangular.solve_right(L, kernel(X, Z)) / sigma
+    return At, At.T @ At
+
+
+@partial(jax.jit, static_argnums=0)
+def _cross_rows(size: int, kernel: Kernel, X: Array, Z: Array, start: Array) -> Array:
+    return kernel(lax.dynamic_slice_in_dim(X, start, size), Z)
+
+
+class _Whole:
+    """All of K̂ on the device."""
+
+    def __init__(self, K_hat: Float[Array, "n n"]):
+        self.K_hat = K_hat
+
+    def serves(self, columns: int) -> bool:
+        return True
+
+    def __matmul__(self, V: Float[Array, "n *t"]) -> Float[Array, "n *t"]:
+        return _whole_product(self.K_hat, V)
+
+
+@jax.jit
+def _whole_product(K_hat: Array, V: Array) -> Array:
+    return (K_hat @ V.astype(K_hat.dtype)).astype(V.dtype)
+
+
+# what `using` asked for, in this thread and context alone
+_asked_for: ContextVar[Backend | None] = ContextVar("cglb_backend", default=None)
+
+
+def backend_of(*operands: Any) -> Backend:
+    """The way to compute with these operands, by where they are (see the top of this module)."""
+    asked = _asked_for.get()
+    devices = _devices(operands)
+    if is_traced(operands):
+        if asked is not None:
+            return XLA(asked.platform, asked.tile_rows, asked.chunk_rows)
+        return XLA(_platform(devices))
+    if asked is not None:
+        return asked
+    platform = _platform(devices)
+    return CPU() if platform == "cpu" and len(devices) <= 1 else XLA(platform)
+
+
+@contextmanager
+def using(backend: Backend) -> Iterator[None]:
+    """A scope in which concrete arrays are computed with by `backend`, in this thread alone.
+
+    Traced operands still go to XLA, with the sizes of `backend`. Functions compiled before keep what was
+    chosen then.
+    """
+    token = _asked_for.set(backend)
+    try:
+        yield
+    finally:
+        _asked_for.reset(token)
+
+
+def _devices(operands: Any) -> set[Any]:
+    """The devices of the concrete JAX arrays among the operands."""
+    leaves = jax.tree.leaves(operands)
+    arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array) and not is_traced(leaf))
+    return {device for array in arrays for device in array.devices()}
+
+
+def _platform(devices: set[Any]) -> str:
+    """That of the devices or, where there are none (NumPy arrays, a trace), of JAX's default one."""
+    if devices:
+        return next(iter(devices)).platform
+    default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if default is None:
+        return jax.default_backend()
+    return default if isinstance(default, str) else default.platform

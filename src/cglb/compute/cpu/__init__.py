@@ -1,0 +1,1 @@
+"""What BLAS and LAPACK do better than XLA on a CPU."""

@@ -1,0 +1,75 @@
+"""What BLAS does better than XLA on a CPU: solves in place, products with half a symmetric matrix.
+
+Only for concrete arrays (not while JAX traces). A row-major array is, to BLAS, its own transpose: Aᵀ
+[n, m] in NumPy's order is A [m, n] in BLAS's, so nothing is copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.linalg import get_blas_funcs
+
+__all__ = ["SymmetricHalf", "empty", "gram", "solve_rows", "to_jax"]
+
+ALIGNMENT = 64  # bytes; JAX takes a NumPy array over without a copy only where it begins at a multiple
+
+
+def empty(shape: tuple[int, int], dtype: Any) -> np.ndarray:
+    """An array that `to_jax` need not copy."""
+    itemsize = np.dtype(dtype).itemsize
+    size, spare = int(np.prod(shape)), ALIGNMENT // itemsize
+    buffer = np.empty(size + spare, dtype=dtype)
+    first = (-buffer.ctypes.data % ALIGNMENT) // itemsize
+    return buffer[first : first + size].reshape(shape)
+
+
+def to_jax(array: np.ndarray) -> jax.Array:
+    """The same memory as a JAX array on the CPU; the caller gives `array` up."""
+    return jax.device_put(array, jax.local_devices(backend="cpu")[0], may_alias=True)
+
+
+def solve_rows(L: np.ndarray, rows: np.ndarray, scale: float) -> None:
+    """rows ← scale · rows L⁻ᵀ in place, by substitution: n·m² flops.
+
+    L [m, m] lower triangular, rows [n, m], both in NumPy's order.
+    """
+    (trsm,) = get_blas_funcs(("trsm",), (rows,))
+    solved = trsm(scale, L.T, rows.T, lower=0, trans_a=1, overwrite_b=1)
+    assert np.shares_memory(solved, rows)
+
+
+def gram(rows: np.ndarray) -> np.ndarray:
+    """rowsᵀ rows [m, m], in n·m² flops: one triangle is made, the other copied."""
+    (syrk,) = get_blas_funcs(("syrk",), (rows,))
+    half = syrk(1.0, rows.T, lower=1)
+    return np.tril(half) + np.tril(half, -1).T
+
+
+class SymmetricHalf:
+    """A symmetric matrix of which only the upper triangle is stored, for products with one vector.
+
+    With several columns BLAS's `symm` is no faster than two products with a whole matrix.
+
+    Args:
+        upper: [n, n] in NumPy's order; what is below the diagonal is never read.
+    """
+
+    def __init__(self, upper: np.ndarray):
+        self.upper = upper
+
+    def serves(self, columns: int) -> bool:
+        """Whether it takes products with so many columns."""
+        return columns == 1
+
+    def __matmul__(self, V: Float[Array, "n *one"]) -> Float[Array, "n *one"]:
+        """The product in the dtype of the matrix, given in that of V ([n] or [n, 1])."""
+        (symv,) = get_blas_funcs(("symv",), (self.upper,))
+        vector = np.asarray(V, dtype=self.upper.dtype).reshape(-1)
+        # the transpose of a row-major array is what BLAS calls an array
+        found = symv(1.0, self.upper.T, vector, lower=1)
+        return jnp.asarray(found.reshape(V.shape), dtype=V.dtype)

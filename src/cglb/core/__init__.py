@@ -1,0 +1,1 @@
+"""The foundation of the package: precision, validation, hyperparameter fields, caches and errors."""

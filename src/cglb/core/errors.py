@@ -1,0 +1,15 @@
+"""Errors that callers may want to distinguish."""
+
+__all__ = ["DatasetError", "NystromError", "StoreError"]
+
+
+class DatasetError(RuntimeError):
+    """A known data set could not be found, downloaded or verified; the message says what to do."""
+
+
+class NystromError(ValueError):
+    """Kuu has no Cholesky factor, even with the largest jitter."""
+
+
+class StoreError(ValueError):
+    """A file does not have the expected content, or a value cannot be saved."""

@@ -1,0 +1,62 @@
+"""Float64 as a scope, not a global switch.
+
+JAX computes in float32 unless 64-bit mode is on, and this mode is a process-wide flag that a library
+should not change. So every public function of this package enters `float64()` itself. Your code must
+also be inside the scope if it differentiates or compiles these functions:
+
+    with cglb.float64():
+        gradient = jax.grad(lambda gp: cglb.bounds.sgpr(gp, X, y, Z).value)(gp)
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float
+
+__all__ = ["Number", "cast", "float64", "is_float64", "is_traced", "to_numpy"]
+
+# one real number: a NumPy array outside the scope, a JAX array inside
+Number = Float[Array, ""] | Float[np.ndarray, ""] | np.floating
+
+
+def float64() -> AbstractContextManager[Any]:
+    """A scope in which JAX arrays are float64. It is local to the thread and may be nested."""
+    return jax.enable_x64(True)
+
+
+def is_float64() -> bool:
+    """Whether 64-bit mode is on, by `float64()` or by the user's setting."""
+    return bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_traced(*trees: Any) -> bool:
+    """Whether JAX is tracing any leaf (inside `jit`, `grad`, `vmap`), so that its value is unknown."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def to_numpy(tree: Any) -> Any:
+    """The tree with NumPy arrays instead of JAX arrays; traced leaves pass through.
+
+    Results leave the scope as NumPy arrays, because outside the scope JAX would silently round a float64
+    array to float32 when it is next used.
+    """
+    return jax.tree.map(
+        lambda leaf: np.array(leaf) if isinstance(leaf, jax.Array) and not is_traced(leaf) else leaf,
+        tree,
+    )
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    """The tree with every floating-point leaf in `dtype`; other leaves are unchanged."""
+
+    def leaf_cast(leaf: Any) -> Any:
+        if hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
+            return leaf.astype(dtype)
+        return leaf
+
+    return jax.tree.map(leaf_cast, tree)

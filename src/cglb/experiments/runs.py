@@ -1,0 +1,316 @@
+"""The store of runs: one folder per run, readable at any time, consistent even after a kill.
+
+    spec.json               the spec and its latest budget
+    lock                    held by the process at work; the kernel releases it when that process dies
+    checkpoint.safetensors  from which training resumes and gives the same bits
+    history.jsonl           one row per step, as training reports them
+    scores.jsonl            scores on the test part at intervals
+    metrics.json            the results, with versions and machine; written last and atomically
+    error.json              why the run failed, if it did
+
+Readers never wait and never write: `look` finds the state of a run from its files alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cglb.experiments.spec import Budget, Spec
+from cglb.io import tensorfile
+from cglb.optimisers.base import Ending
+from cglb.training.checkpoint import KIND, VERSION
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
+
+__all__ = ["Run", "State", "cg_steps", "find", "is_complete", "look", "write_json"]
+
+RECENT_BYTES = 1 << 16
+LOCK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Run:
+    """A spec and its place in the store.
+
+    Attributes:
+        root: the folder of the store.
+        spec: what is run.
+    """
+
+    root: Path
+    spec: Spec
+
+    @property
+    def folder(self) -> Path:
+        """The folder with all files of the run."""
+        return self.root / self.spec.name
+
+    @property
+    def checkpoint(self) -> Path:
+        """Training's checkpoint."""
+        return self.folder / "checkpoint.safetensors"
+
+    # ---- reading ----
+
+    def metrics(self) -> dict[str, Any] | None:
+        """The results so far, or None."""
+        return read_json(self.folder / "metrics.json")
+
+    def error(self) -> str | None:
+        """Why the last attempt failed, or None."""
+        found = read_json(self.folder / "error.json")
+        return None if found is None else found["error"]
+
+    def budget(self) -> Budget | None:
+        """Its latest budget, or None before `register`."""
+        found = read_json(self.folder / "spec.json")
+        return None if found is None else Budget(**found["budget"])
+
+    def history(self) -> list[dict[str, Any]]:
+        """One row per step so far."""
+        return _rows(self.folder / "history.jsonl")
+
+    def recent(self) -> list[dict[str, Any]]:
+        """The last rows of `history`, without reading the whole file."""
+        return _rows(self.folder / "history.jsonl", RECENT_BYTES)
+
+    def steps_on_part(self) -> int:
+        """Steps on a part of the rows that the budget does not count: those of `extra` stages."""
+        rows = self.recent()
+        stages = self.spec.method.trained.stages(n=3, part=1, joint=False)
+        if not rows or not stages[0].extra:
+            return 0
+        with (self.folder / "history.jsonl").open() as file:
+            first = [json.loads(line) for line in islice(file, stages[0].steps) if line.endswith("\n")]
+        return sum(row["rows"] < rows[-1]["rows"] for row in first)
+
+    def scores(self) -> list[dict[str, Any]]:
+        """Scores on the test part over training."""
+        return _rows(self.folder / "scores.jsonl")
+
+    # ---- writing ----
+
+    def register(self, budget: Budget) -> None:
+        """Add the run to the store, so that `status` shows it before it starts; clear an old error."""
+        (self.folder / "error.json").unlink(missing_ok=True)
+        write_json(self.folder / "spec.json", {"spec": self.spec.to_json(), "budget": asdict(budget)})
+
+    def rewind(self) -> int:
+        """Cut history and scores back to the checkpoint, from which training resumes.
+
+        A killed process may have written rows after its last checkpoint, or half a row. Those steps
+        will be repeated.
+
+        Returns:
+            The step of the checkpoint, 0 without one.
+        """
+        rows: list[dict[str, Any]] = []
+        if self.checkpoint.exists():
+            rows = tensorfile.read(self.checkpoint, KIND, VERSION)[0]["history"]
+        step = rows[-1]["step"] if rows else 0
+        kept = [row for row in self.scores() if row["step"] <= step]
+        _write_rows(self.folder / "history.jsonl", rows)
+        _write_rows(self.folder / "scores.jsonl", kept)
+        return step
+
+    def append(self, name: str, row: Mapping[str, Any]) -> None:
+        """Append a row to "history" or "scores"."""
+        with (self.folder / f"{name}.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def finish(self, metrics: dict[str, Any]) -> None:
+        """Write the results atomically."""
+        write_json(self.folder / "metrics.json", metrics)
+
+    def fail(self, error: str, where: str = "") -> None:
+        """Record why the run failed."""
+        write_json(self.folder / "error.json", {"error": error, "where": where})
+
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Hold the lock during the block; yields False if another process holds it.
+
+        `look` takes the lock for an instant, so a lock that is taken is tried again for a moment.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if fcntl is None:
+            raise RuntimeError(
+                "Runs need file locks (fcntl), which this operating system does not have."
+            )
+        with (self.folder / "lock").open("a+") as file:
+            deadline = time.monotonic() + LOCK_SECONDS
+            while not _try_lock(file):
+                if time.monotonic() >= deadline:
+                    yield False
+                    return
+                time.sleep(0.02)
+            self.mark("starting")
+            yield True
+
+    def mark(self, phase: str) -> None:
+        """Record what the holder of the lock is doing."""
+        (self.folder / "lock").write_text(json.dumps({"pid": os.getpid(), "phase": phase}))
+
+
+def is_complete(metrics: dict[str, Any] | None, budget: Budget, cholesky: bool) -> bool:
+    """Whether this budget allows nothing beyond these results."""
+    if metrics is None or (cholesky and metrics["cholesky"] is None):
+        return False
+    limit = budget.max_seconds
+    return (
+        not Ending(metrics["stop"]).may_go_on
+        or metrics["steps"] - metrics.get("steps_on_part", 0) >= budget.max_steps
+        or (limit is not None and metrics["seconds"] >= limit)
+    )
+
+
+def cg_steps(row: Mapping[str, Any]) -> list[int]:
+    """CG steps of each evaluation since the previous row, or only those of the accepted one."""
+    found = row.get("cg_steps_by_evaluation") or [row.get("cg_steps")]
+    return [steps for steps in found if steps is not None]
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a run is.
+
+    Attributes:
+        run: the run.
+        phase: "waiting", "starting", "training", "scoring", "stopped", "failed" or "done".
+        step: the last step in the history.
+        max_steps: steps that the budget allows.
+        bound: at that step.
+        seconds: of training so far.
+        seconds_left: an estimate from the last steps; None if there are too few.
+        note: how the run ended, or the error.
+    """
+
+    run: Run
+    phase: str
+    step: int
+    max_steps: int
+    bound: float | None
+    seconds: float
+    seconds_left: float | None
+    note: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether a process is working on it now."""
+        return self.phase in ("starting", "training", "scoring")
+
+
+def look(run: Run) -> State:
+    """The state of a run, also if another process is working on it."""
+    metrics, budget, rows = run.metrics(), run.budget() or Budget(), run.recent()
+    last = rows[-1] if rows else None
+    step = last["step"] if last else 0
+    max_steps = budget.max_steps + run.steps_on_part()
+    phase, note = _holder(run), ""
+    if phase is None:
+        if is_complete(metrics, budget, cholesky=False):
+            phase, note = "done", metrics["stop"] if metrics else ""
+        elif (error := run.error()) is not None:
+            phase, note = "failed", error
+        else:
+            phase = "stopped" if step else "waiting"
+    return State(
+        run,
+        phase,
+        step,
+        max_steps,
+        last["bound"] if last else None,
+        last["seconds"] if last else 0.0,
+        0.0 if phase in ("done", "scoring") else _time_left(rows, max_steps, budget.max_seconds),
+        note,
+    )
+
+
+def find(root: Path) -> list[Run]:
+    """Every run of a store, sorted by name."""
+    found = []
+    for path in sorted(root.glob("*/spec.json")):
+        document = read_json(path)
+        if document is not None:
+            found.append(Run(root, Spec.from_json(document["spec"])))
+    return found
+
+
+def _time_left(rows: list[dict[str, Any]], max_steps: int, max_seconds: float | None) -> float | None:
+    """Seconds at the pace of the last steps, at most what the time budget leaves."""
+    if len(rows) < 2:
+        return None
+    first, last = rows[-min(len(rows), 20)], rows[-1]
+    pace = (last["seconds"] - first["seconds"]) / max(last["step"] - first["step"], 1)
+    left = max(max_steps - last["step"], 0) * pace
+    if max_seconds is not None:
+        left = min(left, max(max_seconds - last["seconds"], 0.0))
+    return left
+
+
+def _holder(run: Run) -> str | None:
+    """The phase recorded by the process that holds the lock, or None if no process does."""
+    path = run.folder / "lock"
+    if fcntl is None or not path.exists():
+        return None
+    with path.open() as file:
+        if _try_lock(file):
+            return None
+        try:
+            return json.loads(file.read())["phase"]
+        except ValueError:  # it is being written right now
+            return "starting"
+
+
+def _try_lock(file: Any) -> bool:
+    assert fcntl is not None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# ---- files ----
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write atomically: a reader sees the old content or the new, never a mixture."""
+    tensorfile.replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The document, or None if there is no such file."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    tensorfile.replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def _rows(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
+    """The complete rows: `last_bytes` may cut the first, a kill the last."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = 0 if last_bytes is None else max(size - last_bytes, 0)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return []
+    lines = lines[1 if start else 0 : -1]  # what follows the last line break is empty or half a row
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,160 @@
+"""Functions of a scaled distance, and the profiles that make them.
+
+A profile carries its own derivative in r², so that coincident points give finite gradients.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from cglb.core.parameters import Numbers, as_row, check_count, check_parameter, parameter, per_column
+from cglb.core.precision import Number
+from cglb.kernels.base import Features, Kernel
+from cglb.kernels.distance import distance_between, with_norms
+
+__all__ = ["RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", "Stationary"]
+
+
+class Stationary(Kernel):
+    """k(x, x') = variance · profile(r²), r² = Σⱼ (xⱼ − x'ⱼ)²/lengthscaleⱼ².
+
+    Args:
+        lengthscale: one number, or one per column (automatic relevance determination).
+        variance: the prior variance k(x, x).
+    """
+
+    lengthscale: Numbers = parameter(1.0)
+    variance: Number = parameter(1.0)
+
+    def __check_init__(self) -> None:
+        check_parameter(type(self).__name__, "lengthscale", self.lengthscale, 1)
+        check_parameter(type(self).__name__, "variance", self.variance, 0)
+
+    @abc.abstractmethod
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The correlation at squared scaled distance r²; 1 at 0."""
+
+    def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Features:
+        return with_norms((X - jax.lax.stop_gradient(origin)) / as_row(self.lengthscale))
+
+    def between(self, F1: Features, F2: Features) -> Float[Array, "n1 n2"]:
+        return self.profile(distance_between(F1, F2)) * self.variance
+
+    def pull_between(
+        self, F1: Features, F2: Features, W: Float[Array, "n1 n2"], inputs: bool
+    ) -> tuple[Kernel, Features, Features]:
+        # the lengthscales see only Σⱼ xⱼᵀ∂/∂xⱼ of the cross term −2xᵀx', to which both sides contribute
+        # the same: one product in place of two, and it is the most expensive part of a tile
+        (X1, _), (X2, _) = F1, F2
+        r2 = distance_between(F1, F2)
+        _, pull = jax.vjp(lambda kernel, r2: kernel.profile(r2) * kernel.variance, self, r2)
+        kernel_bar, R = pull(W)
+        if inputs:
+            X1_bar, X2_bar = -2.0 * (R @ X2), -2.0 * (R.T @ X1)
+        else:
+            X1_bar, X2_bar = -4.0 * (R @ X2), jnp.zeros_like(X2)
+        return kernel_bar, (X1_bar, jnp.sum(R, axis=1)), (X2_bar, jnp.sum(R, axis=0))
+
+    def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return jnp.full(X.shape[:1], self.variance, dtype=X.dtype)
+
+    def check_columns(self, d: int) -> None:
+        check_count(type(self).__name__, "lengthscale", self.lengthscale, d)
+
+    def relevance(self, d: int) -> Float[np.ndarray, " d"]:
+        return 1.0 / per_column(self.lengthscale, d)
+
+    @classmethod
+    def default(cls, d: int) -> Kernel:
+        return cls(np.ones(d))
+
+
+class RBF(Stationary):
+    """Squared exponential: profile exp(−r²/2)."""
+
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.exp(-0.5 * r2)
+
+
+class Matern12(Stationary):
+    """Matérn-1/2 (exponential): profile exp(−r)."""
+
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        return _matern12(r2)
+
+
+class Matern32(Stationary):
+    """Matérn-3/2: profile (1 + √3 r) exp(−√3 r)."""
+
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        return _matern32(r2)
+
+
+class Matern52(Stationary):
+    """Matérn-5/2: profile (1 + √5 r + 5r²/3) exp(−√5 r)."""
+
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        return _matern52(r2)
+
+
+class RationalQuadratic(Stationary):
+    """Rational quadratic: profile (1 + r²/(2·alpha))^(−alpha)."""
+
+    alpha: Number = parameter(1.0)
+
+    def __check_init__(self) -> None:
+        check_parameter("RationalQuadratic", "alpha", self.alpha, 0)
+
+    def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.exp(-self.alpha * jnp.log1p(r2 / (2.0 * self.alpha)))
+
+
+# ---- Matérn profiles with their slopes in r² ----
+
+
+def _with_slope(value_and_slope: Callable[[Array], tuple[Array, Array]]) -> Callable[[Array], Array]:
+    """A profile of r² with its derivative given, in place of autodiff through the root at 0.
+
+    Value and slope come from one function, so that they share the root and the exponential.
+    """
+    profile = jax.custom_jvp(lambda r2: value_and_slope(r2)[0])
+
+    def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+        value, slope = value_and_slope(*primals)
+        return value, slope * tangents[0]
+
+    profile.defjvp(derivative)
+    return profile
+
+
+def _root(x: Array) -> Array:
+    """√x whose own derivative at 0 is large but finite: there it only ever meets a factor 0."""
+    return jnp.sqrt(x + jnp.finfo(x.dtype).tiny)
+
+
+@_with_slope
+def _matern12(r2: Array) -> tuple[Array, Array]:
+    r = jnp.sqrt(r2)
+    value = jnp.exp(-r)
+    # −exp(−r)/(2r): unbounded at 0, where it only ever meets a difference x − x' of 0
+    return value, jnp.where(r2 > 0.0, -0.5 * value / jnp.where(r2 > 0.0, r, 1.0), 0.0)
+
+
+@_with_slope
+def _matern32(r2: Array) -> tuple[Array, Array]:
+    s = _root(3.0 * r2)
+    decay = jnp.exp(-s)
+    return (1.0 + s) * decay, -1.5 * decay
+
+
+@_with_slope
+def _matern52(r2: Array) -> tuple[Array, Array]:
+    s = _root(5.0 * r2)
+    decay = jnp.exp(-s)
+    return (1.0 + s + (5.0 / 3.0) * r2) * decay, (-5.0 / 6.0) * (1.0 + s) * decay

@@ -1,0 +1,1 @@
+"""The matrices of a Gaussian process and solves with them."""

@@ -1,0 +1,121 @@
+"""Blocks of rows that lie together, and the earlier rows nearest to each, in scaled inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from cglb.kernels.base import Kernel
+from cglb.kernels.distance import squared_distance
+
+__all__ = ["BLOCK", "NEIGHBOURS", "Blocks", "Neighbours", "find_blocks"]
+
+BLOCK, NEIGHBOURS = 64, 64  # rows per block, and neighbours of each
+
+
+class Blocks(eqx.Module):
+    """b blocks of up to p rows, each with up to k neighbours among the rows of earlier blocks."""
+
+    rows: Int[Array, "b p"]
+    row_valid: Bool[Array, "b p"]
+    neighbours: Int[Array, "b k"]
+    neighbour_valid: Bool[Array, "b k"]
+
+
+class Neighbours:
+    """The blocks for one kernel and data, searched for when first needed. It holds no factors, so that
+    systems of nearby models can share it."""
+
+    def __init__(self, find: Callable[[], Blocks]):
+        self._find = find
+
+    @classmethod
+    def near(cls, kernel: Kernel, X: Float[Array, "n d"]) -> Neighbours:
+        """Those that `find_blocks` finds by default."""
+        return cls(lambda: find_blocks(kernel, X))
+
+    @classmethod
+    def given(cls, blocks: Blocks) -> Neighbours:
+        """Blocks that are known."""
+        return cls(lambda: blocks)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        return self._find()
+
+
+def find_blocks(
+    kernel: Kernel,
+    X: Float[Array, "n d"],
+    block: int = BLOCK,
+    neighbours: int = NEIGHBOURS,
+    random_order: bool = True,
+    seed: int = 0,
+) -> Blocks:
+    """Cut the rows by medians (a k-d tree), order the leaves, and search neighbours by distance.
+
+    O(n log n) for the tree and n²·d for the search, in stripes of one block against all rows. Distances
+    are in inputs scaled by the kernel's lengthscales.
+
+    Args:
+        block: rows per block.
+        neighbours: rows of earlier blocks to condition each block on.
+        random_order: shuffle the blocks; otherwise they keep the order of the tree.
+        seed: of the shuffle.
+    """
+    n, d = X.shape
+    scaled = jnp.asarray(X) * jnp.asarray(kernel.relevance(d))[None, :]
+    leaves = _leaves(np.asarray(scaled), min(block, n))
+    if random_order:
+        shuffled = np.random.default_rng(seed).permutation(len(leaves))
+        leaves = [leaves[i] for i in shuffled]
+    p = max(len(leaf) for leaf in leaves)
+    rows = np.zeros((len(leaves), p), dtype=np.int32)
+    valid = np.zeros((len(leaves), p), dtype=bool)
+    for i, leaf in enumerate(leaves):
+        rows[i, : len(leaf)], valid[i, : len(leaf)] = leaf, True
+    position = np.zeros(n, dtype=np.int32)  # the block each row is in
+    for i, leaf in enumerate(leaves):
+        position[leaf] = i
+    rows, valid = jnp.asarray(rows), jnp.asarray(valid)
+    k = min(neighbours, n)
+    found, found_valid = _nearest_earlier(k, scaled, jnp.asarray(position), rows, valid)
+    return Blocks(rows, valid, found, found_valid)
+
+
+def _leaves(X: np.ndarray, size: int) -> list[np.ndarray]:
+    """Row numbers in groups of at most `size`, by median cuts along the widest direction."""
+    todo, leaves = [np.arange(len(X))], []
+    while todo:
+        rows = todo.pop()
+        if len(rows) <= size:
+            leaves.append(rows)
+            continue
+        axis = int(np.argmax(X[rows].std(axis=0)))
+        # cut at a multiple of the block size, so that all blocks but the last are full
+        half = max(size, round(len(rows) / 2 / size) * size)
+        order = rows[np.argsort(X[rows, axis], kind="stable")]
+        todo += [order[half:], order[:half]]
+    return leaves
+
+
+@partial(jax.jit, static_argnums=0)
+def _nearest_earlier(
+    k: int, X: Array, position: Array, rows: Array, valid: Array
+) -> tuple[Array, Array]:
+    def one(block: Any) -> tuple[Array, Array]:
+        number, row, row_valid = block
+        r2 = jnp.where(row_valid[:, None], squared_distance(X[row], X), jnp.inf)
+        nearest = jnp.where(position < number, jnp.min(r2, axis=0), jnp.inf)
+        distance, index = lax.top_k(-nearest, k)
+        return index.astype(jnp.int32), jnp.isfinite(distance)
+
+    return lax.map(one, (jnp.arange(rows.shape[0], dtype=jnp.int32), rows, valid))

@@ -1,0 +1,130 @@
+"""How to choose inducing points. Every choice is seeded and never takes the same point twice."""
+
+from __future__ import annotations
+
+from functools import partial
+from numbers import Integral
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from cglb.core.validation import boundary
+from cglb.kernels.base import Kernel
+
+__all__ = ["greedy", "greedy_rows", "kmeans", "pivots", "uniform"]
+
+
+# a conditional variance below this share of the largest prior variance is rounding: earlier rows
+# already determine this row
+DETERMINED = 1e-10
+FIRST_STAGE = 64  # columns of the factor in the first stage of `pivots`
+# avoids a division by 0 where the variance is 0
+TINY = 1e-300
+
+
+@boundary
+def greedy(
+    kernel: Kernel, X: Float[Array, "n d"], m: int, seed: int | None = None
+) -> Float[Array, "m d"]:
+    """Rows of X chosen one by one, each with the largest variance given those before: pivoted Cholesky.
+
+    O(nm²) time, O(nm) memory. The result has fewer than m rows if these already determine all others
+    (duplicates): more rows would only make Kuu singular.
+
+    Args:
+        kernel: at the hyperparameters of the model.
+        X: inputs.
+        m: the number of points.
+        seed: decides between equal variances (the first pivot of a stationary kernel); without it the
+            lowest row number is chosen.
+    """
+    return X[greedy_rows(kernel, X, m, seed)]
+
+
+def greedy_rows(
+    kernel: Kernel, X: Float[Array, "n d"], m: int, seed: int | None = None
+) -> Int[np.ndarray, " m"]:
+    """The row numbers of `greedy`, in the order of choice, for validated arguments."""
+    _check_count(m, X.shape[0])
+    n = X.shape[0]
+    order = np.arange(n) if seed is None else np.random.default_rng(seed).permutation(n)
+    chosen, variances = pivots(m, kernel, X[order])
+    useful = np.asarray(variances) > DETERMINED * float(np.max(np.asarray(kernel.diag(X))))
+    useful[0] = True
+    return order[np.asarray(chosen)[np.logical_and.accumulate(useful)]]
+
+
+@partial(jax.jit, static_argnums=0)
+def pivots(m: int, kernel: Kernel, X: Array) -> tuple[Array, Array]:
+    """Pivots [m] and their conditional variances [m]: distinct rows, also if m exceeds the rank of K.
+
+    O(nm²). The width of the factor doubles in stages, so that a step reads few columns that are still
+    empty.
+    """
+    n = X.shape[0]
+    diag = kernel.diag(X)
+    C = jnp.zeros((0, n), dtype=X.dtype)
+    chosen, variances = [], []
+    start = 0
+    while start < m:
+        stop = min(m, max(FIRST_STAGE, 2 * start))
+        C = jnp.concatenate([C, jnp.zeros((stop - start, n), dtype=X.dtype)])
+
+        def step(state: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], tuple]:
+            C, diag = state
+            pivot = jnp.argmax(diag)
+            variance = diag[pivot]
+            column = kernel(X, lax.dynamic_slice_in_dim(X, pivot, 1))[:, 0]
+            column = (column - C[:, pivot] @ C) / jnp.sqrt(jnp.maximum(variance, TINY))
+            C = lax.dynamic_update_slice_in_dim(C, column[None, :], t, axis=0)
+            diag = jnp.maximum(diag - column * column, 0.0).at[pivot].set(-jnp.inf)
+            diag = jnp.where(jnp.isneginf(state[1]), -jnp.inf, diag)  # chosen rows stay out
+            return (C, diag), (pivot, variance)
+
+        (C, diag), (p, s) = lax.scan(step, (C, diag), jnp.arange(start, stop))
+        chosen.append(p)
+        variances.append(s)
+        start = stop
+    return jnp.concatenate(chosen), jnp.concatenate(variances)
+
+
+def pivot_rows(kernel: Kernel, X: Float[Array, "n d"], rank: int = 100) -> Float[Array, "m d"]:
+    """The rows of X that pivoted Cholesky chooses: min(rank, n) distinct rows, O(n·rank²)."""
+    chosen, _ = pivots(min(rank, X.shape[0]), kernel, X)
+    return X[chosen]
+
+
+@boundary
+def uniform(X: Float[Array, "n d"], m: int, seed: int = 0) -> Float[np.ndarray, "m d"]:
+    """m distinct rows of X, chosen with equal probability."""
+    rows = np.unique(np.asarray(X), axis=0)
+    _check_count(m, len(rows), "distinct rows")
+    return rows[np.random.default_rng(seed).choice(len(rows), size=m, replace=False)]
+
+
+@boundary
+def kmeans(X: Float[Array, "n d"], m: int, seed: int = 0) -> Float[np.ndarray, "m d"]:
+    """The centres of m clusters of the rows of X (scikit-learn's k-means)."""
+    from sklearn.cluster import MiniBatchKMeans  # slow to import and needed only here
+
+    data = np.asarray(X)
+    rows = np.unique(data, axis=0)
+    _check_count(m, len(rows), "distinct rows")
+    found = MiniBatchKMeans(n_clusters=m, random_state=seed, n_init="auto").fit(data)
+    centres = np.unique(found.cluster_centers_, axis=0)
+    if len(centres) < m:  # empty clusters: add rows that are not centres
+        taken = {row.tobytes() for row in centres}
+        spare = np.array([row for row in rows if row.tobytes() not in taken])
+        extra = np.random.default_rng(seed).choice(len(spare), size=m - len(centres), replace=False)
+        centres = np.concatenate([centres, spare[extra]])
+    return centres
+
+
+def _check_count(m: int, available: int, what: str = "rows") -> None:
+    if not isinstance(m, Integral) or not 1 <= m <= available:
+        raise ValueError(
+            f"m must be a whole number between 1 and the number of {what} in X ({available}), found {m}."
+        )

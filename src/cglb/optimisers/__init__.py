@@ -1,0 +1,1 @@
+"""Optimisers whose state is plain arrays: a run can be saved after any step and resumed to the bit."""

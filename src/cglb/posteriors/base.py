@@ -1,0 +1,131 @@
+"""The interface of posteriors, and test rows in batches.
+
+Every posterior has `mean`, `variance` and `covariance` of the latent f at new inputs; add the noise for
+observations. Means and variances are computed in batches of test rows, which limits memory.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from cglb.core.validation import boundary
+from cglb.linalg.operator import KernelOperator
+from cglb.model import GP
+
+__all__ = ["BATCH_ROWS", "Posterior", "batches", "cross_mean", "find", "in_batches"]
+
+BATCH_ROWS = 1024
+
+_REGISTRY: dict[str, type[Posterior]] = {}
+
+
+class Posterior(eqx.Module):
+    """A model conditioned on data. Subclasses register themselves by class name, for model files.
+
+    Their fields are a model, arrays, None, or values that JSON supports, so that they can be saved.
+
+    Attributes:
+        exact: whether its variances are those of the exact posterior.
+        gp: the model.
+    """
+
+    exact: ClassVar[bool] = False
+
+    gp: eqx.AbstractVar[GP]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not cls.__name__.startswith("_"):
+            _REGISTRY[cls.__name__] = cls
+
+    @boundary
+    def mean(self, X_star: Float[Array, "s d"]) -> Float[Array, " s"]:
+        """E f(X_star)."""
+        return self._mean(X_star)
+
+    @boundary
+    def variance(self, X_star: Float[Array, "s d"]) -> Float[Array, " s"]:
+        """Var f(xᵢ) for each row, never negative."""
+        return self._variance(X_star)
+
+    @boundary
+    def covariance(self, X_star: Float[Array, "s d"]) -> Float[Array, "s s"]:
+        """Cov(f(xᵢ), f(xⱼ)) for all pairs of rows."""
+        C = self.gp.kernel(X_star, X_star) - self._explained(X_star)
+        # rounding can make C slightly asymmetric and its diagonal slightly negative
+        C = 0.5 * (C + C.T)
+        return C + jnp.diag(jnp.maximum(-jnp.diagonal(C), 0.0))
+
+    @abc.abstractmethod
+    def _mean(self, X_star: Array) -> Array: ...
+
+    @abc.abstractmethod
+    def _variance(self, X_star: Array) -> Array: ...
+
+    @abc.abstractmethod
+    def _explained(self, X_star: Array) -> Array:
+        """How much the data reduce the prior covariance [s, s]."""
+
+
+def find(name: str) -> type[Posterior]:
+    """The class with this name.
+
+    Raises:
+        ValueError: if there is none; the message lists the registered names.
+    """
+    if name not in _REGISTRY:
+        raise ValueError(f"No posterior is called {name!r}. Registered: {', '.join(_REGISTRY)}.")
+    return _REGISTRY[name]
+
+
+def cross_mean(gp: GP, X: Array, v: Array, X_star: Array) -> Array:
+    """K(X_star, X)v + μ."""
+    return KernelOperator.of(gp, X).cross(X_star, v) + gp.mean
+
+
+def in_batches(
+    function: Callable[[Any, Array], Array], shared: Any, X_star: Float[Array, "s d"]
+) -> Float[Array, " s"]:
+    """`function(shared, rows)` on batches of equal size.
+
+    The last batch is padded with zero rows, so that the shape of a batch, and so the compiled code, does
+    not depend on the number of rows.
+
+    Args:
+        function: gives one number per row.
+        shared: its first argument, the same for all batches.
+        X_star: the rows.
+    """
+    s = X_star.shape[0]
+    size = min(BATCH_ROWS, 1 << (s - 1).bit_length())
+    count = -(-s // size)
+    padded = jnp.pad(X_star, ((0, count * size - s), (0, 0)))
+    return _map_batches(function, shared, padded.reshape(count, size, -1)).reshape(-1)[:s]
+
+
+@partial(jax.jit, static_argnums=0)
+def _map_batches(function: Callable[[Any, Array], Array], shared: Any, parts: Array) -> Array:
+    return lax.map(lambda rows: function(shared, rows), parts)
+
+
+def batches(X_star: Float[Array, "s d"], size: int) -> list[tuple[Float[Array, "b d"], int]]:
+    """Batches of rows for a loop on the host, each with its number of rows before padding.
+
+    All have the same size, unless there is only one. The last is padded with copies of its last row.
+    """
+    s = X_star.shape[0]
+    found = []
+    for start in range(0, s, size):
+        rows = X_star[start : start + size]
+        missing = size - rows.shape[0] if s > size else 0
+        found.append((jnp.pad(rows, ((0, missing), (0, 0)), mode="edge"), rows.shape[0]))
+    return found

@@ -1,0 +1,269 @@
+"""Predictive variances with a guarantee. SGPR's variance may err on either side; these do not.
+
+`local` conditions on the rows nearest to each test point and on those that are inducing points.
+Conditioning on a part of the data can only leave more variance, so it is never below the exact one.
+`bracket` encloses the exact variance: Lemma 3 with k(X, x) in place of the targets bounds kᵀK̂⁻¹k from
+both sides, and CG narrows the bracket. All are for the latent f; add the noise for an observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float
+
+from cglb.compute import assemble, triangular
+from cglb.compute.backend import backend_of
+from cglb.core.validation import boundary
+from cglb.kernels import Kernel
+from cglb.linalg.cg import Limits, Stop
+from cglb.linalg.nystrom import DEFAULT_JITTER
+from cglb.linalg.system import Solver, System
+from cglb.model import GP
+from cglb.posteriors.base import batches
+
+__all__ = ["Local", "VarianceBracket", "bracket", "bracket_at", "local"]
+
+BATCH = 64
+# CG runs at most this often per batch; the first tolerance is a guess from the prior variance
+ROUNDS = 6
+# CG's slack is half a width; its tolerance is a little less than half of the requested width
+SHARE_OF_WIDTH = 0.4
+# factors by which a round lowers the tolerance: the lower end of a wide bracket may be 0, a poor guide
+STRICTEST, LOOSEST = 0.01, 0.5
+NEIGHBOURS = 128
+
+
+class VarianceBracket(eqx.Module):
+    """lower ≤ Var f(xᵢ) ≤ upper for every row.
+
+    Attributes:
+        lower: the lower ends.
+        upper: the upper ends.
+        tight: whether each bracket [s] has reached the requested tolerance.
+        products: how many products with K̂ were computed.
+    """
+
+    lower: Float[Array, " s"] | Float[np.ndarray, " s"]
+    upper: Float[Array, " s"] | Float[np.ndarray, " s"]
+    tight: Any
+    products: int = eqx.field(static=True)
+
+    @property
+    def middle(self) -> Any:
+        """The midpoint, at most half the width from the exact variance."""
+        return 0.5 * (self.lower + self.upper)
+
+
+@boundary
+def bracket(
+    gp: GP,
+    X: Float[Array, "n d"],
+    Z: Float[Array, "m d"],
+    X_star: Float[Array, "s d"],
+    tolerance: float = 0.01,
+    max_steps: int = 500,
+    jitter: float = DEFAULT_JITTER,
+    on_batch: Callable[[int, int], None] | None = None,
+) -> VarianceBracket:
+    """k_ss − (2kᵀv − vᵀK̂v + rᵀQ̂⁻¹r) ≤ Var f(x) ≤ k_ss − (2kᵀv − vᵀK̂v), for every v.
+
+    CG solves for a batch of test rows at a time. If it stops before the tolerance, the bracket is wider
+    and `tight` is False.
+
+    Args:
+        gp: the model.
+        X: inputs.
+        Z: inducing points.
+        X_star: test rows.
+        tolerance: width of the bracket relative to its lower end.
+        max_steps: CG's step limit.
+        jitter: added to diag(Kuu), relative to its mean.
+        on_batch: called after each batch with the number of rows done and of all rows.
+    """
+    system = System(gp, X, Z, Solver(max_steps=max_steps, jitter=jitter))
+    return bracket_at(system, X_star, tolerance, on_batch)
+
+
+def bracket_at(
+    system: System,
+    X_star: Float[Array, "s d"],
+    tolerance: float = 0.01,
+    on_batch: Callable[[int, int], None] | None = None,
+) -> VarianceBracket:
+    """`bracket` with a given system."""
+    if not tolerance > 0.0:
+        raise ValueError(f"tolerance must be positive, found {tolerance}.")
+    parts, products, done = [], 0, 0
+    for rows, real in batches(X_star, BATCH):
+        found = _bracket_batch(system, rows, tolerance)
+        products += found.products
+        parts.append((found.lower[:real], found.upper[:real], found.tight[:real]))
+        done += real
+        if on_batch is not None:
+            on_batch(done, X_star.shape[0])
+    lower, upper, tight = (jnp.concatenate(columns) for columns in zip(*parts, strict=True))
+    return VarianceBracket(lower, upper, tight, products)
+
+
+def _bracket_batch(system: System, rows: Array, tolerance: float) -> VarianceBracket:
+    k, k_ss = _columns(system.gp.kernel, system.X, rows)
+    v, allowed, products = jnp.zeros_like(k), 0.5 * tolerance * k_ss, 0
+    for _ in range(ROUNDS):
+        solution = system.solve(k, v, Limits(allowed, system.solver.max_steps))
+        products += solution.products
+        v = solution.v
+        explained = system.quadratic(k, solution)
+        lower, upper, tight, allowed = _tighten(
+            k_ss, explained.lower, explained.upper, allowed, jnp.asarray(tolerance)
+        )
+        if bool(jnp.all(tight)) or solution.stop is not Stop.TOLERANCE:
+            break
+    return VarianceBracket(lower, upper, tight, products)
+
+
+@jax.jit
+def _columns(kernel: Kernel, X: Array, rows: Array) -> tuple[Array, Array]:
+    return kernel(X, rows), kernel.diag(rows)
+
+
+@jax.jit
+def _tighten(
+    k_ss: Array, least: Array, most: Array, allowed: Array, tolerance: Array
+) -> tuple[Array, Array, Array, Array]:
+    """The bracket from bounds on what the data explain, whether it is tight, and CG's next tolerance."""
+    upper = jnp.maximum(k_ss - least, 0.0)
+    lower = jnp.maximum(k_ss - most, 0.0)
+    tight = upper - lower <= tolerance * lower
+    wanted = jnp.maximum(SHARE_OF_WIDTH * tolerance * lower, STRICTEST * allowed)
+    return lower, upper, tight, jnp.where(tight, allowed, jnp.minimum(wanted, LOOSEST * allowed))
+
+
+@boundary
+def local(
+    gp: GP,
+    X: Float[Array, "n d"],
+    X_star: Float[Array, "s d"],
+    Z: Float[Array, "m d"] | None = None,
+    neighbours: int = NEIGHBOURS,
+) -> Float[Array, " s"]:
+    """Var(f(x) | y at x's nearest rows and at the inducing points) ≥ Var(f(x) | all of y).
+
+    Nearest in inputs divided by lengthscales. O(nm²) once, O(n·d + mk² + k³) per test row, O(nm) memory.
+
+    Args:
+        gp: the model.
+        X: inputs.
+        X_star: test rows.
+        Z: inducing points. Every x conditions on those that are rows of X (as greedy ones are), and its
+            neighbours are chosen from the other rows, so that no observation counts twice. Inducing
+            points that are not rows of X are not observations and are ignored.
+        neighbours: rows that each test row conditions on, in addition to those at inducing points.
+    """
+    return Local(gp, X, Z, neighbours)(X_star)
+
+
+class Local:
+    """`local` for one model and data, with the search and what the inducing points explain set up once.
+
+    Args:
+        gp: the model.
+        X: inputs.
+        Z: inducing points, as in `local`.
+        neighbours: rows that each test row conditions on, in addition to those at inducing points.
+    """
+
+    def __init__(
+        self,
+        gp: GP,
+        X: Float[Array, "n d"],
+        Z: Float[Array, "m d"] | None = None,
+        neighbours: int = NEIGHBOURS,
+    ):
+        if neighbours < 1:
+            raise ValueError(f"neighbours must be at least 1, found {neighbours}.")
+        self._scale = gp.kernel.relevance(X.shape[1])[None, :]
+        shared = _rows_of(X, Z)
+        others = np.setdiff1d(np.arange(X.shape[0]), shared)
+        self._k = min(neighbours, len(others))
+        self._search = None
+        if self._k:
+            from sklearn.neighbors import NearestNeighbors  # slow to import
+
+            search = NearestNeighbors(n_neighbors=self._k, algorithm="brute")
+            self._search = search.fit(np.asarray(X[others]) * self._scale)
+        self._given = gp.kernel, jnp.asarray(gp.noise), X[shared], X[others]
+        self._factors = _explain(*self._given) if len(shared) else None
+
+    def __call__(self, X_star: Float[Array, "s d"]) -> Float[Array, " s"]:
+        """The variances at the rows of X_star."""
+        index = np.zeros((X_star.shape[0], 0), dtype=int)
+        if self._search is not None:
+            rows = np.asarray(X_star) * self._scale
+            index = self._search.kneighbors(rows, return_distance=False)
+        parallel = backend_of(self._given, X_star).parallel.small_matrices()
+        return parallel.map(_local, (*self._given, self._factors, X_star), (index[None],))[0]
+
+
+def _rows_of(X: Array, Z: Array | None) -> np.ndarray:
+    """The row numbers of X that are inducing points, each once."""
+    if Z is None:
+        return np.zeros(0, dtype=int)
+    number = {row.tobytes(): i for i, row in enumerate(np.asarray(X))}
+    found = (number.get(row.tobytes()) for row in np.asarray(Z))
+    return np.unique([i for i in found if i is not None]).astype(int)
+
+
+@jax.jit
+def _explain(kernel: Kernel, noise: Array, shared: Array, X: Array) -> tuple[Array, Array]:
+    """L = chol(K̂ of the shared rows) and k(X, shared) L⁻ᵀ."""
+    L = jnp.linalg.cholesky(assemble.dense(kernel, noise, shared))
+    return L, triangular.solve_right(L, kernel(X, shared))
+
+
+@jax.jit
+def _local(
+    kernel: Kernel,
+    noise: Array,
+    shared: Array,
+    X: Array,
+    factors: tuple[Array, Array] | None,
+    X_star: Array,
+    neighbours: Array,
+) -> Array:
+    """The variances at X_star.
+
+    Args:
+        kernel: k.
+        noise: σ².
+        shared: rows that all test rows condition on.
+        X: the other rows.
+        factors: of the shared rows, by `_explain`; None without shared rows.
+        X_star: test rows.
+        neighbours: row numbers [s, k] of X that each test row conditions on.
+    """
+
+    def one(x_and_index: tuple[Array, Array]) -> Array:
+        x, index = x_and_index
+        row = x[None, :]
+        variance = kernel.diag(row)[0]
+        if factors is not None:
+            b = triangular.solve_right(factors[0], kernel(row, shared))[0]
+            variance = variance - b @ b
+        if index.shape[0]:
+            K, cross = assemble.dense(kernel, noise, X[index]), kernel(X[index], row)[:, 0]
+            if factors is not None:  # covariances given the shared rows
+                B = factors[1][index]
+                K, cross = K - B @ B.T, cross - B @ b
+            c = solve_triangular(jnp.linalg.cholesky(K), cross, lower=True)
+            variance = variance - c @ c
+        return jnp.maximum(variance, 0.0)
+
+    return lax.map(one, (X_star, neighbours), batch_size=BATCH)

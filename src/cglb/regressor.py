@@ -1,0 +1,436 @@
+"""`GPRegressor`: a Gaussian process with scikit-learn's conventions and the user's own units.
+
+Inside, inputs and target are standardised and everything is a `GP`, a trained bound and a posterior;
+this file only translates: names to objects, tables to arrays, results back to the units they came in.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from cglb import methods, regressor_file
+from cglb.bounds.certificate import Certificate, Evidence, certify_at
+from cglb.bounds.logdet import LogdetBound
+from cglb.core.precision import float64, to_numpy
+from cglb.data.frames import check_target, feature_scale, missing_message
+from cglb.data.metrics import interval
+from cglb.kernels.base import Kernel, find, relevance
+from cglb.linalg.preconditioners import Preconditioning
+from cglb.linalg.system import System
+from cglb.methods import Conditioned, Method
+from cglb.model import GP
+from cglb.posteriors.variance import Local, VarianceBracket, bracket_at
+from cglb.report import FitReport
+from cglb.training.free import DEFAULT_FLOOR, Parameters
+from cglb.training.history import HistoryRow
+from cglb.training.trainer import train
+
+__all__ = ["GPRegressor"]
+
+CERTIFICATE_GB = 4.0
+VARIANCES = ("sgpr", "local", "cg")
+# a column of standardised inputs that varies less is constant
+CONSTANT = 1e-9
+
+
+class GPRegressor(RegressorMixin, BaseEstimator):
+    """Gaussian process regression by maximising a bound on the evidence.
+
+    Args:
+        method: what is maximised: "cglb" (default), "sgpr", "exact" (needs n² memory), "iterative" (the
+            baseline: a noisy estimate, no bound), another registered name, or a `Method`. A `Method`
+            brings its own settings; `logdet`, `cg_tolerance` and `precondition` are then not looked at.
+        kernel: a name: "rbf", "matern12", "matern32" (default), "matern52", "rational_quadratic", with
+            one lengthscale per column, or any other of `cglb.kernels.names()`, your own included. Or a
+            kernel object in *standardised* units, from which training starts.
+        num_inducing: inducing points; "auto" is min(n, 512), fewer if `memory_gb` is small. For
+            "iterative" the rank of the preconditioner; "auto" is 100.
+        logdet: upper bound on log|K̂|: "amgm" (the paper's), "chain" (far tighter at low noise, reached
+            from "amgm" in stages), "auto" (the tightest that pays), "hadamard", "waterfill" or "trace"
+            (Titsias' own, for method="sgpr").
+        cg_tolerance: nats that conjugate gradients may cost at each evaluation; for
+            "iterative" the relative norm of the residual.
+        precondition: CG's preconditioner: "nystrom", "chain" or "auto" (the chain if the inducing
+            points leave much to do).
+        optimize_inducing: optimise inducing points by gradient (the paper's way) instead of selecting
+            them anew in rounds.
+        max_steps: accepted optimiser steps; above 20,000 rows up to 20 more come first, on 10,000 of
+            them.
+        noise_floor: smallest noise variance, in units of the target's variance; None is the method's
+            own: 1e-6, and 1e-4 for "iterative", as in the paper.
+        drop_missing: drop rows whose target is missing instead of raising.
+        random_state: decides ties in the choice of inducing points, which rows come first above 20,000,
+            and the probes of "iterative". The same seed gives the same fit; None means seed 0, so that
+            an interrupted `fit` finds its checkpoint again.
+        memory_gb: budget for the n × m arrays; limits `num_inducing="auto"` and refuses what cannot
+            fit. Up to 32,000 rows CG may keep half of K̂ in addition to them, at most 4 GB.
+        progress: show a progress bar.
+        checkpoint: file from which an interrupted `fit` resumes.
+
+    Attributes:
+        method_: the method that was trained, with its settings.
+        gp_: the trained model, in standardised units.
+        history_: one row per step (see `HistoryRow`).
+        fit_report_: what happened, in plain words.
+        relevance_: importance of each input by name, the largest 1.
+    """
+
+    X_shift_: np.ndarray
+    X_scale_: np.ndarray
+    y_shift_: float
+    y_scale_: float
+    method_: Method
+    gp_: GP
+    history_: list[HistoryRow]
+    n_iter_: int
+    n_features_in_: int
+    feature_names_in_: np.ndarray
+    fit_report_: FitReport
+    _X: np.ndarray
+    _y: np.ndarray
+    _Z: np.ndarray | None
+    _v: np.ndarray | None
+    _posterior: Any  # a Posterior, of JAX arrays
+    _known_system: System | None
+    _known_local: Local | None
+
+    def __init__(
+        self,
+        method: str | Method = "cglb",
+        kernel: str | Kernel = "matern32",
+        *,
+        num_inducing: int | str = "auto",
+        logdet: str | LogdetBound = "amgm",
+        cg_tolerance: float = 1.0,
+        precondition: str | Preconditioning = "auto",
+        optimize_inducing: bool = False,
+        max_steps: int = 100,
+        noise_floor: float | None = None,
+        drop_missing: bool = False,
+        random_state: Any = None,
+        memory_gb: float | None = None,
+        progress: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ):
+        self.method = method
+        self.kernel = kernel
+        self.num_inducing = num_inducing
+        self.logdet = logdet
+        self.cg_tolerance = cg_tolerance
+        self.precondition = precondition
+        self.optimize_inducing = optimize_inducing
+        self.max_steps = max_steps
+        self.noise_floor = noise_floor
+        self.drop_missing = drop_missing
+        self.random_state = random_state
+        self.memory_gb = memory_gb
+        self.progress = progress
+        self.checkpoint = checkpoint
+
+    # ---- fitting ----
+
+    def fit(self, X: Any, y: Any) -> GPRegressor:
+        """Learn hyperparameters from X [n, d] and y [n] and condition on them.
+
+        A fit that fails or is interrupted leaves the estimator as it was.
+        """
+        probe = copy.copy(self)  # takes the names and the number of columns
+        X, y = _validate(probe, X, y, reset=True)
+        n, d = X.shape
+        X_shift, X_scale = feature_scale(X)
+        y_shift, y_scale = (float(a[0]) for a in feature_scale(y[:, None]))
+        X, y = (X - X_shift) / X_scale, (y - y_shift) / y_scale
+        settings = {"logdet": self.logdet, "cg_tolerance": self.cg_tolerance}
+        method = methods.find(self.method, {**settings, "precondition": self.precondition})
+        m = method.points(n, self.num_inducing, self.memory_gb)
+        method = method.with_points(m)
+        start = GP(self._initial_kernel(d))
+        noise_floor = method.noise_floor if self.noise_floor is None else self.noise_floor
+        floor = {"kernel": DEFAULT_FLOOR, "noise": noise_floor}
+        fit = train(
+            start,
+            X,
+            y,
+            method,
+            num_inducing=m,
+            optimize_inducing=self.optimize_inducing,
+            max_steps=self.max_steps,
+            floor=floor,
+            seed=self._seed(),
+            progress=self.progress,
+            checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
+        )
+        with float64():
+            rows, targets = jnp.asarray(X), jnp.asarray(y)
+            system = fit.system or _system(method, fit.gp, rows, fit.Z)
+            v0 = None if fit.v is None else jnp.asarray(fit.v)
+            found = method.condition(system, targets, v0)
+        parameters = Parameters(start, floor)
+        floors = dict(zip(parameters.names, parameters.floors.tolist(), strict=True))
+        self._set_fitted(
+            X_shift_=X_shift,
+            X_scale_=X_scale,
+            y_shift_=y_shift,
+            y_scale_=y_scale,
+            n_features_in_=probe.n_features_in_,
+            feature_names_in_=getattr(probe, "feature_names_in_", None),
+            method_=method,
+            gp_=fit.gp,
+            history_=fit.history,
+            n_iter_=len(fit.history),
+            fit_report_=FitReport.of(fit, found.solution, n, floors, y_scale),
+            _X=X,
+            _y=y,
+            _Z=fit.Z,
+            _v=_solution(found),
+            _posterior=found.posterior,
+        )
+        self._known_system = system
+        return self
+
+    def update(self, X: Any, y: Any) -> GPRegressor:
+        """Add rows and condition on all of them; hyperparameters, inducing points and units stay."""
+        check_is_fitted(self, "gp_")
+        X, y = _validate(self, X, y, reset=False)
+        X = np.concatenate([self._X, self._standardise(X)])
+        y = np.concatenate([self._y, (y - self.y_shift_) / self.y_scale_])
+        # the new rows start at 0: CG then has only their part left to find
+        v0 = None if self._v is None else np.concatenate([self._v, np.zeros(len(y) - len(self._v))])
+        with float64():
+            system = _system(self.method_, self.gp_, jnp.asarray(X), self._Z)
+            start = None if v0 is None else jnp.asarray(v0)
+            found = self.method_.condition(system, jnp.asarray(y), start)
+        self._X, self._y, self._v, self._posterior = X, y, _solution(found), found.posterior
+        self._known_system, self._known_local = system, None
+        return self
+
+    def _set_fitted(self, **fitted: Any) -> None:
+        """All that was learned, at once: only this makes a fitted estimator."""
+        vars(self).update(fitted)
+        self._known_system = self._known_local = None
+        if fitted["feature_names_in_"] is None:  # scikit-learn asks whether there is such an attribute
+            del self.feature_names_in_
+
+    # ---- what predictions and certificates share, made once ----
+
+    @property
+    def _system(self) -> System:
+        """K̂ of the model on its training data: the one that training ended with, if it is at hand."""
+        if self._known_system is None:
+            with float64():
+                rows = jnp.asarray(self._X)
+                self._known_system = _system(self.method_, self.gp_, rows, self._Z)
+        return self._known_system
+
+    @property
+    def _local(self) -> Local:
+        if self._known_local is None:
+            with float64():
+                Z = None if self._Z is None else jnp.asarray(self._Z)
+                self._known_local = Local(self._system.gp, self._system.X, Z)
+        return self._known_local
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what can be made again: JAX would round its float64 arrays when they come back."""
+        state: dict[str, Any] = dict(cast(Any, super().__getstate__()))
+        if "_posterior" in state:
+            state["_posterior"] = to_numpy(state["_posterior"])
+            state["_known_system"] = state["_known_local"] = None
+        return state
+
+    def _standardise(self, X: np.ndarray) -> np.ndarray:
+        return (X - self.X_shift_) / self.X_scale_
+
+    def _initial_kernel(self, d: int) -> Kernel:
+        if isinstance(self.kernel, Kernel):
+            self.kernel.check_columns(d)
+            return self.kernel
+        return find(self.kernel).default(d)
+
+    def _seed(self) -> int:
+        if self.random_state is None:
+            return 0
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    # ---- predictions ----
+
+    def predict(
+        self, X: Any, return_std: bool = False, return_cov: bool = False, variance: str = "sgpr"
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """The mean at X, and the standard deviation or covariance of a *new observation* there.
+
+        Args:
+            X: where to predict, [rows, d].
+            return_std: also return the standard deviation of each row.
+            return_cov: also return the covariance of all rows.
+            variance: how the spread is found. "sgpr" is the cheapest and may err on either side (for
+                method="iterative" it is LOVE's and never below the exact one). "local" conditions on
+                the nearest rows and the inducing points and is never below the exact one. "cg" is the
+                upper end of `variance_bracket`: never below the exact one and, if CG reaches its
+                tolerance, at most 1 % above it. Ignored for method="exact", whose variance is exact.
+        """
+        return self._predict(X, return_std, return_cov, variance, noise=True)
+
+    def predict_f(
+        self, X: Any, return_std: bool = False, return_cov: bool = False, variance: str = "sgpr"
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """As `predict`, for the latent function: without the noise of an observation."""
+        return self._predict(X, return_std, return_cov, variance, noise=False)
+
+    def predict_interval(
+        self, X: Any, level: float = 0.95, variance: str = "sgpr"
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The ends of an interval that a new observation at X falls into with probability `level`."""
+        mean, std = self.predict(X, return_std=True, variance=variance)
+        return interval(mean, std**2, level)
+
+    def variance_bracket(self, X: Any, tolerance: float = 0.01) -> VarianceBracket:
+        """For each row of X, an interval that contains the exact variance of the latent function.
+
+        CG takes about as many steps as a fit from scratch, for 64 rows at a time.
+
+        Args:
+            X: where, [rows, d].
+            tolerance: the width of an interval relative to its lower end.
+        """
+        check_is_fitted(self, "gp_")
+        X_star = self._standardise(self._validate_new(X))
+        scale = self.y_scale_**2
+        if self._posterior.exact:
+            known = self._posterior.variance(X_star) * scale
+            return VarianceBracket(known, known, np.ones(len(known), dtype=bool), 0)
+        found = self._bracket(X_star, tolerance)
+        return VarianceBracket(found.lower * scale, found.upper * scale, found.tight, found.products)
+
+    def _bracket(self, X_star: np.ndarray, tolerance: float = 0.01) -> VarianceBracket:
+        """In standardised units."""
+        with float64():
+            return to_numpy(bracket_at(self._system, jnp.asarray(X_star), tolerance))
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Joint draws of new observations at X, [rows, n_samples]."""
+        mean, cov = self._predict(X, False, True, "sgpr", noise=True)
+        L = np.linalg.cholesky(cov)  # the noise on its diagonal keeps it positive definite
+        draws = check_random_state(random_state).standard_normal((len(mean), n_samples))
+        return mean[:, None] + L @ draws
+
+    def _predict(self, X: Any, std: bool, cov: bool, variance: str, noise: bool) -> Any:
+        check_is_fitted(self, "gp_")
+        if std and cov:
+            raise ValueError("return_std and return_cov cannot both be True: ask for one of them.")
+        if variance not in VARIANCES:
+            raise ValueError(f"variance must be one of {', '.join(VARIANCES)}, found {variance!r}.")
+        if cov and variance != "sgpr":
+            raise ValueError(
+                f"variance={variance!r} gives variances, not covariances: use return_std=True."
+            )
+        X_star = self._standardise(self._validate_new(X))
+        mean = self._posterior.mean(X_star) * self.y_scale_ + self.y_shift_
+        observation = float(self.gp_.noise) if noise else 0.0
+        if std:
+            return mean, np.sqrt(self._variance(X_star, variance) + observation) * self.y_scale_
+        if cov:
+            covariance = self._posterior.covariance(X_star) + observation * np.eye(len(X_star))
+            return mean, covariance * self.y_scale_**2
+        return mean
+
+    def _variance(self, X_star: np.ndarray, how: str) -> np.ndarray:
+        """Var f in standardised units."""
+        if how == "sgpr" or self._posterior.exact:
+            return np.asarray(self._posterior.variance(X_star))
+        if how == "local":
+            with float64():
+                return np.asarray(self._local(jnp.asarray(X_star)))
+        return np.asarray(self._bracket(X_star).upper)
+
+    def _validate_new(self, X: Any) -> np.ndarray:
+        missing_message(X)
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64, order="C"))
+
+    # ---- what was learned ----
+
+    def evidence(
+        self,
+        tolerance: float | None = None,
+        *,
+        exact: bool = False,
+        max_seconds: float | None = None,
+    ) -> Evidence:
+        """An interval that contains the log marginal likelihood of the training targets.
+
+        Args:
+            tolerance: refine it, with more inducing points and neighbours than training had, until it
+                is at most this many nats wide or the budget (`max_seconds`, `memory_gb`) is spent; its
+                `message` says which.
+            exact: by Cholesky, with n² memory.
+            max_seconds: the budget of time for refining.
+        """
+        check_is_fitted(self, "gp_")
+        exact = exact or self._posterior.exact
+        memory_gb = CERTIFICATE_GB if self.memory_gb is None else self.memory_gb
+        with float64():
+            v = None if self._v is None else jnp.asarray(self._v)
+            certificate = Certificate(self._system, jnp.asarray(self._y), v, memory_gb)
+            if self._posterior.exact:
+                certificate.exact(float(self._posterior.lml))
+            found = certify_at(certificate, tolerance=tolerance, exact=exact, max_seconds=max_seconds)
+        # densities of y in the user's units: the change of variables costs log(scale) per row
+        return found.shifted(-len(self._y) * float(np.log(self.y_scale_)))
+
+    def in_model_units(self, X: np.ndarray, y: np.ndarray) -> tuple[GP, Any, Any, Any, float]:
+        """The model, X, y and its inducing points in standardised units, and the nats that these units
+        add to log p(y): what `cglb.compare` needs."""
+        check_is_fitted(self, "gp_")
+        targets = (y - self.y_shift_) / self.y_scale_
+        nats = -len(y) * float(np.log(self.y_scale_))
+        return self.gp_, self._standardise(X), targets, self._Z, nats
+
+    @property
+    def relevance_(self) -> dict[str, float]:
+        """Importance of each input (inverse lengthscale on standardised inputs), the largest 1."""
+        check_is_fitted(self, "gp_")
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self._X.shape[1])])
+        values = relevance(self.gp_.kernel, np.ptp(self._X, axis=0) > CONSTANT)
+        return dict(zip(map(str, names), values.tolist(), strict=True))
+
+    # ---- files ----
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted model to one file (safetensors and JSON, no pickle)."""
+        check_is_fitted(self, "gp_")
+        regressor_file.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> GPRegressor:
+        """A model that `save` wrote; it predicts bit for bit what it did before."""
+        estimator, fitted = regressor_file.load(cls, path)
+        estimator._set_fitted(**fitted)
+        return estimator
+
+
+def _validate(estimator: GPRegressor, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Checked float64 arrays; `reset` sets the estimator's columns instead of comparing with them."""
+    X, y = check_target(X, y, estimator.drop_missing)
+    missing_message(X)
+    X, y = validate_data(estimator, X, y, reset=reset, dtype=np.float64, order="C", y_numeric=True)
+    return X, np.asarray(y, dtype=np.float64)
+
+
+def _solution(found: Conditioned) -> np.ndarray | None:
+    return None if found.solution is None else np.asarray(found.solution.v)
+
+
+def _system(method: Method, gp: GP, X: jax.Array, Z: np.ndarray | None) -> System:
+    """K̂ of a trained model, in the float64 scope."""
+    model = jax.tree.map(jnp.asarray, gp)
+    return method.system(model, X, None if Z is None else jnp.asarray(Z))

@@ -1,0 +1,60 @@
+"""The checkpoint file of a fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cglb.core.errors import StoreError
+from cglb.io import tensorfile
+
+__all__ = ["Checkpoint"]
+
+KIND, VERSION = "checkpoint", 3
+Snapshot = tuple[dict[str, Any], dict[str, np.ndarray]]
+
+
+class Checkpoint:
+    """Loads and saves snapshots; does nothing without a path.
+
+    Args:
+        path: the file, or None.
+        every: seconds between two saves at least.
+        fingerprint: identifies data and settings. A file of another fit is an error, not a silent
+            restart.
+    """
+
+    def __init__(self, path: str | Path | None, every: float, fingerprint: str):
+        self.path = None if path is None else Path(path)
+        self.every = every
+        self.fingerprint = fingerprint
+        self._saved_at = time.monotonic()
+
+    def load(self) -> Snapshot | None:
+        """The last snapshot, or None if there is none yet."""
+        if self.path is None or not self.path.exists():
+            return None
+        document, arrays = tensorfile.read(self.path, KIND, VERSION)
+        if document.pop("fingerprint") != self.fingerprint:
+            raise StoreError(
+                f"{self.path} is the checkpoint of another fit: its data, start or settings differ. "
+                "Give another path, or delete it to start again."
+            )
+        return document, arrays
+
+    def save_if_due(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Save if the last save was more than `every` seconds ago."""
+        if self.path is not None and time.monotonic() - self._saved_at >= self.every:
+            self.save(snapshot)
+
+    def save(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Save now."""
+        if self.path is None:
+            return
+        document, arrays = snapshot()
+        tensorfile.write(self.path, KIND, VERSION, {**document, "fingerprint": self.fingerprint}, arrays)
+        self._saved_at = time.monotonic()

@@ -1,0 +1,404 @@
+"""Where a fit is, and how it goes on: rounds of an optimiser through the stages of training.
+
+A round optimises with inducing points, neighbours and blocks held fixed. Between two rounds of a stage
+inducing points are selected anew at the hyperparameters reached so far, if that makes the better bound.
+
+CG's start moves on only when the optimiser accepts a step, so within a line search the function is one
+fixed function. A snapshot after any accepted step is all that is needed to go on to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from cglb.core.precision import to_numpy
+from cglb.linalg.system import System
+from cglb.methods.base import Evaluation, Prepared, Stage
+from cglb.optimisers import base as optimisers
+from cglb.optimisers.base import Ending, Point
+from cglb.training.clock import Clock
+from cglb.training.history import Fit, HistoryRow, Work, evaluation_columns
+from cglb.training.options import share_until
+from cglb.training.problem import Problem
+
+__all__ = ["START_NOT_FINITE", "Snapshot", "State"]
+
+Snapshot = tuple[dict[str, Any], dict[str, np.ndarray]]
+
+# a round that converged and gained less than this many nats ends its stage
+SMALLEST_GAIN = 0.1
+# a stage before the last has converged when a round gained less than this share of all it has gained
+STAGE_SHARE = 0.05
+# a round stalls if this many steps gained little
+STALL_STEPS = 5
+# solutions of CG that the next evaluation starts from: along a smooth path three extrapolate it, and a
+# product with three vectors costs little more than with one
+RECYCLED = 3
+START_NOT_FINITE = (
+    "The bound is not finite at the starting point. Look at the units of X and y, or start from larger "
+    "noise."
+)
+# entries of a snapshot's document that are fields of the state
+SAVED = ("stage", "number", "bound", "reached", "gained", "bounds", "before", "extra", "history")
+
+
+@dataclass
+class State:
+    """Where a fit is.
+
+    Attributes:
+        problem: what does not change.
+        clock: counts the time.
+        free: the hyperparameters, as a free vector.
+        Z: inducing points, [m, d].
+        v: CG's newest solution, [n].
+        columns: where CG starts, [n, 3].
+        bound: the value at the current point.
+        anchor: (free, Z) for which neighbours and blocks were made.
+        run: the optimiser's state; None at the start of a stage.
+        bounds: of the current round, at its start and after each step.
+        reached: the bound at the end of the last round of this stage.
+        gained: by this stage in its finished rounds.
+        stage: its number.
+        number: of the round.
+        before: steps before this stage.
+        extra: steps that do not count towards the limit.
+        history: one row per accepted step.
+        work: what has been computed.
+        ending: why the fit stopped; None while it runs.
+        system: of the newest accepted evaluation.
+    """
+
+    problem: Problem
+    clock: Clock
+    free: np.ndarray
+    Z: Array | None = None
+    v: Array | None = None
+    columns: Array | None = None
+    bound: float = -np.inf
+    anchor: tuple[np.ndarray, Array | None] | None = None
+    run: optimisers.State | None = None
+    bounds: list[float] = field(default_factory=list)
+    reached: float | None = None
+    gained: float = 0.0
+    stage: int = 0
+    number: int = 0
+    before: int = 0
+    extra: int = 0
+    history: list[HistoryRow] = field(default_factory=list)
+    work: Work = field(default_factory=Work)
+    ending: Ending | None = None
+    system: System | None = None
+    _prepared: Prepared | None = None
+    _newest: tuple[bytes, Any] = (b"", None)  # the last evaluated place and its system
+
+    # ---- files ----
+
+    def snapshot(self) -> Snapshot:
+        """All that is needed to go on."""
+        document: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
+        document |= {
+            "evaluations": self.work.evaluations,
+            "products": self.work.products,
+            "seconds": self.clock.seconds,
+            # a larger budget may raise a limit, so that is not the end
+            "ending": None if self.ending is None or self.ending.may_go_on else self.ending.value,
+        }
+        held = {"free": self.free, "Z": self.Z, "v": self.v, "columns": self.columns}
+        if self.anchor is not None:
+            held |= {"anchor.free": self.anchor[0], "anchor.Z": self.anchor[1]}
+        if self.run is not None:
+            held |= {f"run.{name}": array for name, array in self.run.arrays().items()}
+        return document, {name: np.asarray(a) for name, a in held.items() if a is not None}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot."""
+        document, arrays = snapshot
+        for name in SAVED:
+            setattr(self, name, document[name])
+        self.work = Work(document["evaluations"], document["products"])
+        self.clock.add(document["seconds"])
+        self.ending = None if document["ending"] is None else Ending(document["ending"])
+        held = {name: jnp.asarray(arrays[name]) for name in ("Z", "v", "columns") if name in arrays}
+        self.free = arrays["free"]
+        self.Z, self.v, self.columns = (held.get(name) for name in ("Z", "v", "columns"))
+        if "anchor.free" in arrays:
+            Z = arrays.get("anchor.Z")
+            self.anchor = (arrays["anchor.free"], None if Z is None else jnp.asarray(Z))
+        mine = {name[4:]: array for name, array in arrays.items() if name.startswith("run.")}
+        self.run = self._stage.optimiser.restore(mine) if mine else None
+
+    def fit(self) -> Fit:
+        """The model as it stands."""
+        problem, method = self.problem, self._stage.method
+        whole = problem.rows(self.stage) == problem.n
+        gp = problem.unflatten(self.free)
+        Z = self.Z if method.needs_points else method.points_at(gp, problem.X)
+        return Fit(
+            gp=to_numpy(gp),
+            Z=to_numpy(Z),
+            v=to_numpy(self.v) if whole else None,
+            bound=self.bound,
+            stop=self.ending or Ending.RUNNING,
+            history=self.history,
+            evaluations=self.work.evaluations,
+            products=self.work.products,
+            seconds=self.clock.seconds,
+            system=self.system if whole else None,
+        )
+
+    # ---- one thing at a time ----
+
+    def advance(self, on_step: Callable[[HistoryRow], bool]) -> None:
+        """Take the next step, or do what comes between two steps.
+
+        All decisions are made from what a snapshot holds, so that a resumed fit makes the same ones.
+        """
+        counted, limit = self._done - self.extra, self.problem.options.max_steps
+        if (not self._stage.extra and counted >= limit) or (self._last and self._steps_are_over()):
+            self.ending = Ending.STEP_LIMIT
+        elif self._out_of_time() and (self._last or self._share == 1.0):
+            self.ending = Ending.TIME_LIMIT
+        elif self.run is None:
+            self._begin_stage()
+        elif self._stage_is_over():
+            self._next_stage()
+        elif (reason := self._round_is_over()) is not None:
+            self._end_round(reason)
+        else:
+            self._step(on_step)
+
+    def _step(self, on_step: Callable[[HistoryRow], bool]) -> None:
+        assert self.run is not None
+        found = self._stage.optimiser.step(self.run, self._evaluate, self._out_of_time)
+        if found is Ending.NOT_FINITE:
+            self.ending = found
+        elif found is Ending.TIME_LIMIT:
+            return  # `advance` finds out whether it is that of the stage or of the fit
+        elif isinstance(found, Ending):
+            self._end_round(found)
+        else:
+            self._accept(found)
+            if on_step(self.history[-1]):
+                self.ending = Ending.CALLBACK
+
+    def _accept(self, run: optimisers.State) -> None:
+        point = run.point
+        self._move_to(point)
+        if self.v is not None:
+            self.columns = _recycle(self.v, self.columns)
+        # what an evaluation holds besides its numbers is in this state now
+        self.run = replace(run, point=replace(point, found=None))
+        self.bounds.append(point.value)
+        self.extra += self._stage.extra
+        self.history.append(self._row(point.found))
+
+    def _move_to(self, point: Point) -> None:
+        self.free, self.Z = self.problem.separate(self.stage, point.x, self.Z)
+        self.v, self.bound = point.found.v, point.value
+        place, system = self._newest
+        self.system = system if place == point.x.tobytes() else None
+
+    # ---- stages ----
+
+    def _begin_stage(self) -> None:
+        """Select inducing points and evaluate the start."""
+        problem, stage = self.problem, self._stage
+        moved = self.stage == 0 or problem.rows(self.stage) != problem.rows(self.stage - 1)
+        if moved or not stage.method.needs_points:
+            self.v = self.columns = None
+        candidates: list[Array | None] = [None]
+        if stage.method.needs_points:
+            kept = problem.Z if moved else self.Z
+            # given points are kept at the start, those of a joint optimisation always
+            if kept is not None and (moved or stage.joint):
+                candidates = [kept]
+            else:
+                selected = problem.select(self.free, self.stage, self.number)
+                candidates = [selected] if kept is None else [selected, kept]
+        for Z in candidates:
+            prepared, found = self._try(Z)
+            if found is not None:
+                self._begin_round(prepared, Z, found)
+                return
+        if not self.history:
+            raise ValueError(START_NOT_FINITE)
+        self.ending = Ending.NOT_FINITE
+
+    def _next_stage(self) -> None:
+        self.stage, self.number, self.before = self.stage + 1, self.number + 1, self._done
+        # values and curvature of another function do not compare
+        self.run, self.reached, self.gained = None, None, 0.0
+
+    def _stage_is_over(self) -> bool:
+        """Whether a stage before the last has had its steps or its share of the budget."""
+        if self._last or self._done == self.before:
+            return False
+        if self._steps_are_over() or self._out_of_time():
+            return True
+        if self._stage.extra or self._share == 1.0:
+            return False
+        return self._done - self.extra >= round(self._share * self.problem.options.max_steps)
+
+    def _steps_are_over(self) -> bool:
+        """Whether the stage has taken all of its own steps."""
+        steps = self._stage.steps
+        return steps is not None and self._done - self.before >= steps
+
+    def _out_of_time(self) -> bool:
+        """Whether the stage has taken a step and its share of the time is over."""
+        return self._done > self.before and self.clock.expired(self._share)
+
+    @property
+    def _share(self) -> float:
+        """The share of the budget by which the stage has ended at the latest."""
+        return share_until(self.problem.stages, self.stage)
+
+    # ---- rounds ----
+
+    def _begin_round(self, prepared: Prepared, Z: Array | None, point: Point) -> None:
+        self._prepared, self.anchor, self.Z = prepared, (self.free, Z), Z
+        self._move_to(point)
+        self.run = self._stage.optimiser.begin(replace(point, found=None), self.run)
+        if self.v is not None and self.columns is not None:  # at the very start CG starts from 0
+            self.columns = _recycle(self.v, None)
+        self.bounds = [point.value]
+
+    def _round_is_over(self) -> Ending | None:
+        if self._stalled:
+            return Ending.STALLED
+        limit = self.problem.options.steps_per_round
+        full = not self._stage.in_one_go and len(self.bounds) > limit
+        return Ending.STEP_LIMIT if full else None
+
+    def _end_round(self, reason: Ending) -> None:
+        """Go to the next round, to the next stage, or end."""
+        gain = self.bounds[-1] - (self.bounds[0] if self.reached is None else self.reached)
+        self.gained += gain
+        self.reached = self.bounds[-1]
+        if reason is Ending.STEP_LIMIT or not self._converged(gain):
+            changed = self._next_round()
+            if changed or reason in (Ending.STEP_LIMIT, Ending.STALLED):
+                return
+        if not self._last:
+            self._next_stage()
+        else:
+            self.ending = Ending.CONVERGED if reason is Ending.STALLED else reason
+
+    def _converged(self, gain: float) -> bool:
+        """Whether the stage has; gain is that of its newest round, with its selection of points."""
+        least = SMALLEST_GAIN if self._last else max(SMALLEST_GAIN, STAGE_SHARE * self.gained)
+        return self._stage.in_one_go or gain < least
+
+    def _next_round(self) -> bool:
+        """New inducing points at the current hyperparameters, if they make the better bound.
+
+        Their evaluation is the start of the next round. Returns whether the function has changed.
+        """
+        assert self.run is not None
+        self.number += 1
+        Z = self.problem.select(self.free, self.stage, self.number)
+        prepared, found = self._try(Z)
+        if found is not None and found.value > self.bound:
+            self._begin_round(prepared, Z, found)
+            return True
+        self.run = self._stage.optimiser.begin(self.run.point, self.run)
+        self.bounds = [self.bound]
+        return False
+
+    @property
+    def _stalled(self) -> bool:
+        """Whether the newest steps gained little of what the round has gained. Where everything is
+        optimised in one go to the end, nothing better than further steps can be done."""
+        stall = 0.0 if self._stage.in_one_go and self._last else self._stage.stall
+        if stall == 0.0 or len(self.bounds) <= STALL_STEPS + 1:
+            return False
+        newest = self.bounds[-1]
+        return newest - self.bounds[-1 - STALL_STEPS] < stall * (newest - self.bounds[0])
+
+    # ---- evaluations ----
+
+    def _try(self, Z: Array | None) -> tuple[Prepared, Point | None]:
+        """Prepare and evaluate the current hyperparameters with these inducing points."""
+        system = self._system_at(Z)
+        prepared = self._stage.method.prepare(system)
+        x = self.problem.join(self.stage, self.free, Z)
+        return prepared, self._evaluated(prepared, system, x, 0)
+
+    def _system_at(self, Z: Array | None) -> System:
+        """That of the current hyperparameters: the one at hand if it has the same inducing points."""
+        known = self.system
+        if known is None or known.n != self.problem.rows(self.stage) or not self._fits(known, Z):
+            return self.problem.system(self.stage, self.free, Z)
+        return known.again(self._stage.method.solver)
+
+    def _fits(self, known: System, Z: Array | None) -> bool:
+        """Whether a system at the current hyperparameters has the points that the stage asks for."""
+        if Z is not None:
+            return np.array_equal(known.Z, Z)
+        return self.stage > 0 and self.problem.stages[self.stage - 1].method == self._stage.method
+
+    def _evaluate(self, x: np.ndarray, draw: int) -> Point | None:
+        """The function of the current round."""
+        if self._prepared is None:  # resumed inside a round
+            assert self.anchor is not None
+            self._prepared = self._stage.method.prepare(self.problem.system(self.stage, *self.anchor))
+        free, Z = self.problem.separate(self.stage, x, self.Z)
+        system = self.problem.system(self.stage, free, Z, self._prepared)
+        return self._evaluated(self._prepared, system, x, draw)
+
+    def _evaluated(self, prepared: Prepared, system: System, x: np.ndarray, draw: int) -> Point | None:
+        point = self.problem.evaluate(self.stage, prepared, system, x, self.columns, draw)
+        found: Evaluation | None = None if point is None else point.found
+        self.work.count(found)
+        if point is None or found is None:
+            return None
+        # a system can be large: of all evaluations of a line search only the newest one's is kept
+        self._newest = (x.tobytes(), found.system)
+        return replace(point, found=replace(found, system=None)) if found.system is not None else point
+
+    # ---- numbers ----
+
+    @property
+    def _stage(self) -> Stage:
+        return self.problem.stages[self.stage]
+
+    @property
+    def _last(self) -> bool:
+        return self.stage == len(self.problem.stages) - 1
+
+    @property
+    def _done(self) -> int:
+        return len(self.history)
+
+    def _row(self, found: Evaluation) -> HistoryRow:
+        columns = evaluation_columns(found)
+        taken = self.work.take_cg_steps()
+        assert self._prepared is not None
+        return HistoryRow(
+            step=self._done + 1,
+            stage=self.stage,
+            round=self.number,
+            rows=self.problem.rows(self.stage),
+            method=self._stage.method.name,
+            logdet_bound=self._prepared.label,
+            cg_steps_by_evaluation=None if found.cg_stop is None else taken,
+            evaluations=self.work.evaluations,
+            products=self.work.products,
+            seconds=self.clock.seconds,
+            parameters=self.problem.natural(self.free),
+            **columns,
+        )
+
+
+def _recycle(v: Array, older: Array | None) -> Array:
+    """The newest solutions as columns [n, RECYCLED], the newest first; 0 where there are none yet."""
+    if older is None:
+        older = jnp.zeros((v.shape[0], RECYCLED), dtype=v.dtype)
+    return jnp.concatenate([v[:, None], older[:, :-1]], axis=1)

@@ -1,0 +1,106 @@
+"""Training: maximise a bound in stages, with history and checkpoints.
+
+By default inducing points are left out of the optimisation: each round selects them greedily at the
+current hyperparameters and then takes some steps in the d + 3 hyperparameters, until these gain next to
+nothing; then new inducing points gain more. The paper's way (`optimize_inducing=True`) optimises
+hyperparameters and inducing points together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from cglb import methods
+from cglb.core.validation import boundary
+from cglb.methods import CGLB
+from cglb.methods.base import Method, Stage
+from cglb.model import GP
+from cglb.training.checkpoint import Checkpoint
+from cglb.training.clock import Clock
+from cglb.training.free import Parameters
+from cglb.training.history import Callback, Fit, HistoryRow
+from cglb.training.options import Options, check_stages, default_stages
+from cglb.training.problem import Problem
+from cglb.training.progress import reporter
+from cglb.training.state import State
+
+__all__ = ["train"]
+
+
+@boundary
+def train(
+    gp: GP,
+    X: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    method: str | Method = CGLB(),  # noqa: B008 (frozen)
+    *,
+    Z: Float[Array, "m d"] | None = None,
+    stages: tuple[Stage, ...] | None = None,
+    callback: Callback | None = None,
+    progress: bool = False,
+    checkpoint: str | Path | None = None,
+    **options: Any,
+) -> Fit:
+    """Maximise a method's bound over the hyperparameters of `gp`, starting from its values.
+
+    Args:
+        gp: the model to start from.
+        X: training inputs.
+        y: training targets.
+        method: a method or its name.
+        Z: inducing points to start from; by default greedy ones.
+        stages: of training; by default the method's own. A stage ends when it has converged, after its
+            own number of steps, or at its share of `max_steps` or of `max_seconds`.
+        callback: called after each step with the history row and a function that gives the model so
+            far. Its time does not count; returning True stops.
+        progress: show a progress bar.
+        checkpoint: a file. If it exists, training resumes from it, to the result that an uninterrupted
+            run would have had. It is written while training runs and at the end. A fit that ended at
+            its step or time limit goes on if it is given more; one that ended otherwise comes back as
+            it is.
+        **options: the fields of `Options`: num_inducing, optimize_inducing, max_steps, max_seconds,
+            steps_per_round, subset, floor, fixed, seed, checkpoint_seconds.
+
+    Returns:
+        The trained model. Its arrays are NumPy's.
+
+    Raises:
+        ValueError: if the bound is not finite at the start, or if an option makes no sense.
+        StoreError: if `checkpoint` is the file of another fit, or damaged.
+    """
+    chosen, asked = methods.find(method), Options(**options)
+    if stages is None:
+        stages = default_stages(chosen, X.shape[0], 0 if Z is None else len(Z), asked)
+    elif asked.optimize_inducing:
+        stages = tuple(replace(one, joint=one.method.needs_points) for one in stages)
+    floor = chosen.noise_floor if asked.floor is None else asked.floor
+    parameters = Parameters(gp, floor, asked.fixed)
+    problem = Problem(X, y, Z, check_stages(stages), parameters, asked)
+    store = Checkpoint(checkpoint, asked.checkpoint_seconds, problem.fingerprint(gp))
+    state = State(problem, Clock(asked.max_seconds), problem.flatten(gp))
+    if (saved := store.load()) is not None:
+        state.restore(saved)
+    return _run(state, store, callback, progress)
+
+
+def _run(state: State, store: Checkpoint, callback: Callback | None, progress: bool) -> Fit:
+    """Advance until the end; after each step show it, save it and ask the callback."""
+    with reporter(progress, state.problem.options.max_steps) as report:
+
+        def on_step(row: HistoryRow) -> bool:
+            report(row, state.extra)
+            store.save_if_due(state.snapshot)
+            if callback is None:
+                return False
+            with state.clock.paused():
+                return bool(callback(row, state.fit))
+
+        while state.ending is None:
+            with state.clock.running():
+                state.advance(on_step)
+    store.save(state.snapshot)
+    return state.fit()

@@ -54,10 +54,10 @@ class Jacobi(Preconditioner):
 
 
 class JacobiPreconditioning(Preconditioning):
-    name = "diagonal"
+    name = "jacobi of the test"
 
     def build(self, system):
-        BUILT.append("diagonal")
+        BUILT.append("jacobi of the test")
         return Jacobi(system.gp.kernel.diag(system.X) + system.gp.noise)
 
 
@@ -119,7 +119,7 @@ def reloaded(model, path):
         {"kernel": "inverse", "logdet": "chain"},
         {"logdet": "padded trace"},
         {"logdet": PaddedTrace()},
-        {"precondition": "diagonal"},
+        {"precondition": "jacobi of the test"},
         {"precondition": JacobiPreconditioning()},
         {"method": "independent"},
         {"method": Independent(scale=1.0)},
@@ -160,7 +160,7 @@ def test_a_bound_of_ones_own_is_what_training_maximises():
 
 def test_a_preconditioner_of_ones_own_is_what_cg_uses():
     BUILT.clear()
-    fitted(precondition="diagonal")
+    fitted(precondition="jacobi of the test")
     assert BUILT
 
 
@@ -176,7 +176,7 @@ def test_a_method_of_ones_own_finds_its_own_optimum():
 def test_an_unknown_name_lists_what_there_is():
     with pytest.raises(ValueError, match=r"method must be one of .*independent"):
         fitted(method="nothing")
-    with pytest.raises(ValueError, match=r"precondition must be one of .*diagonal"):
+    with pytest.raises(ValueError, match=r"precondition must be one of .*jacobi of the test"):
         fitted(precondition="nothing")
     with pytest.raises(ValueError, match=r"logdet must be one of .*padded trace"):
         fitted(logdet="nothing")

@@ -263,7 +263,7 @@ class Counting(cglb.RBF):
         return jnp.exp(-0.5 * r2)
 
 
-@pytest.mark.parametrize(("n", "tile"), [(40, 40), (41, 48), (300, 320)])
+@pytest.mark.parametrize(("n", "tile"), [(40, 56), (57, 120), (300, 248)])
 def test_the_cost_of_the_exact_path_is_proportional_to_few_rows(n, tile):
     X, y, _ = problems.data(n=n, d=D, m=1)
     shapes = []
@@ -272,13 +272,14 @@ def test_the_cost_of_the_exact_path_is_proportional_to_few_rows(n, tile):
     assert set(shapes) == {(tile, tile)}
 
 
-@pytest.mark.parametrize("n", [1, 7, 8, 999, 1000, 1001, 1501, 2001, 12_345])
-def test_blocks_cover_the_rows_with_little_padding(n):
-    blocking = Blocking.of(n, assemble.TILE)
+@pytest.mark.parametrize("n", [1, 7, 8, 120, 121, 999, 1000, 1001, 12_345])
+def test_blocks_cover_the_rows_with_little_padding_and_few_sizes(n):
+    blocking = Blocking.of(n, assemble.SIZES)
     rows = [row for block in range(blocking.count) for row in range(n)[blocking.rows(block)]]
     assert rows == list(range(n))
-    assert blocking.size <= assemble.TILE
-    assert blocking.count * blocking.size <= 1.25 * n + 8 * blocking.count
+    assert blocking.size in assemble.SIZES
+    assert blocking.count * blocking.size - n < assemble.SIZES[-1]
+    assert n > assemble.SIZES[0] or blocking.size == assemble.SIZES[0]
 
 
 class OwnDiagonal(cglb.RBF):

@@ -158,7 +158,7 @@ def test_a_spec_comes_back_from_json():
 
 
 def test_the_exact_posterior_is_that_of_dense_formulas():
-    X, y, _ = problems.data(n=assemble.TILE + 1, d=2)
+    X, y, _ = problems.data(n=2 * assemble.SIZES[-1] + 1, d=2)
     gp = cglb.GP(cglb.Matern32([0.8, 1.7], 1.3), 0.05, 0.2)
     rows = np.random.default_rng(1).normal(size=(cholesky.BATCH_ROWS + 3, 2))
     found, K_hat = cglb.posteriors.exact(gp, X, y), problems.dense(gp, X)
@@ -171,7 +171,7 @@ def test_the_exact_posterior_is_that_of_dense_formulas():
     np.testing.assert_allclose(found.variance(rows), variance, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("n", [40, assemble.TILE + 1])
+@pytest.mark.parametrize("n", [40, 2 * assemble.SIZES[-1] + 1])
 def test_one_array_gives_the_gradient_of_the_exact_likelihood(n):
     X, y, _ = problems.data(n=n, d=2)
     kernel = cglb.Matern32([0.8, 1.7], 1.3) + cglb.Linear(0.3).on([1])

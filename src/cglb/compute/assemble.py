@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,8 @@ from cglb.core.precision import Number
 from cglb.kernels.base import Kernel
 
 __all__ = [
-    "TILE",
+    "SIZES",
+    "Weights",
     "covariance",
     "covariance_and_pull",
     "cross",
@@ -33,7 +34,9 @@ __all__ = [
     "whole",
 ]
 
-TILE = 1000  # rows; no power of two, whose columns would fall on the same cache lines
+# Rows per tile, for few rows and for more: a handful of programs serve every n, and a tile fits a core's
+# cache. No powers of two, whose columns would fall on the same cache lines.
+SIZES = (56, 120, 248)
 STRIPE = 200  # rows of K that `whole` makes at a time
 
 
@@ -99,45 +102,48 @@ def upper_triangle(
 
     What is below the diagonal tiles is undefined and never written, so no memory is used for it.
     """
-    blocking = Blocking.of(X.shape[0], TILE)
-    padded = _blocks(blocking, X)
+    blocking, blocks = _blocked(X)
     K_hat = blas.empty((blocking.n, blocking.n), X.dtype)
-    noise = jnp.asarray(noise, dtype=X.dtype)
+    noise = np.asarray(noise, dtype=X.dtype)
 
     def fill(i: int, j: int) -> None:
         rows, columns = blocking.rows(i), blocking.rows(j)
-        tile = dense(kernel, noise, padded[i]) if i == j else cross(kernel, padded[i], padded[j])
-        K_hat[rows, columns] = np.asarray(tile)[: rows.stop - rows.start, : columns.stop - columns.start]
+        tile = np.asarray(_tile(kernel, noise, blocks[i], blocks[j], i == j))
+        K_hat[rows, columns] = tile[: rows.stop - rows.start, : columns.stop - columns.start]
 
-    pairs = [(i, j) for i in range(blocking.count) for j in range(i, blocking.count)]
-    threads.for_each(fill, pairs)
+    threads.for_each(fill, [(i, j) for i in range(blocking.count) for j in range(i, blocking.count)])
     return K_hat
 
 
-def pull_half(
-    threads: Threads,
-    kernel: Kernel,
-    X: Float[Array, "n d"],
-    weights: Callable[[slice, slice], np.ndarray],
-    inputs: bool,
-) -> tuple[Kernel, Float[np.ndarray, "n d"] | None]:
-    """Gradient of Σᵢⱼ WᵢⱼKᵢⱼ in the kernel and, with `inputs`, in X, for a symmetric W.
+class Weights(NamedTuple):
+    """The symmetric matrix W = logdet_bar·K̂⁻¹ − quadratic_bar·ααᵀ."""
 
-    Args:
-        weights: W on a tile, given by its rows and columns; called for i ≥ j only, and on the diagonal
-            the entries above it are ignored.
-    """
-    blocking = Blocking.of(X.shape[0], TILE)
-    padded = _blocks(blocking, X)
+    inverse: Float[np.ndarray, "n n"]  # K̂⁻¹ on and below its diagonal
+    alpha: Float[np.ndarray, " n"]
+    logdet_bar: float
+    quadratic_bar: float
+
+    @property
+    def trace(self) -> float:
+        return self.logdet_bar * np.trace(self.inverse) - self.quadratic_bar * (self.alpha @ self.alpha)
+
+
+def pull_half(
+    threads: Threads, kernel: Kernel, X: Float[Array, "n d"], weights: Weights, inputs: bool
+) -> tuple[Kernel, Float[np.ndarray, "n d"] | None]:
+    """Gradient of Σᵢⱼ WᵢⱼKᵢⱼ in the kernel and, with `inputs`, in X: about n²/2 kernel entries."""
+    blocking, blocks = _blocked(X)
+    (_, alpha), scales = _blocked(weights.alpha), np.array(weights[2:], dtype=X.dtype)
 
     def tile(i: np.integer, j: np.integer) -> Any:
-        rows, columns = blocking.rows(int(i)), blocking.rows(int(j))
-        part = weights(rows, columns)
-        # an entry below the diagonal stands for its mirror image too
-        part = np.tril(part) + np.tril(part, -1).T if i == j else 2.0 * part
-        W = np.zeros((blocking.size, blocking.size), dtype=part.dtype)
-        W[: part.shape[0], : part.shape[1]] = part
-        return _pull_tile(bool(i == j), inputs, kernel, padded[i], padded[j], jnp.asarray(W))
+        part = weights.inverse[blocking.rows(int(i)), blocking.rows(int(j))]
+        if part.shape == (blocking.size, blocking.size):
+            inverse = np.ascontiguousarray(part)
+        else:
+            inverse = np.zeros((blocking.size, blocking.size), dtype=X.dtype)
+            inverse[: part.shape[0], : part.shape[1]] = part
+        W = _Tile(inverse, alpha[i], alpha[j], scales)
+        return _pull_tile(inputs, kernel, blocks[i], blocks[j], W, i == j)
 
     index = np.arange(blocking.count)
     I, J = (side.ravel() for side in np.meshgrid(index, index, indexing="ij"))
@@ -145,34 +151,57 @@ def pull_half(
     if not inputs:
         return threads.sum(lambda i, j: tile(i, j)[0], (), (I[lower], J[lower])), None
     found = threads.map(tile, (), (I[lower], J[lower]))
-    X_bar = np.zeros((blocking.count * blocking.size, X.shape[1]), dtype=X.dtype)
-    stripes = X_bar.reshape(blocking.count, blocking.size, -1)
+    X_bar = np.zeros((blocking.count, blocking.size, X.shape[1]), dtype=X.dtype)
     for i, j, (_, X1_bar, X2_bar) in zip(I[lower], J[lower], found, strict=True):
-        stripes[i] += np.asarray(X1_bar)
-        stripes[j] += np.asarray(X2_bar)
+        X_bar[i] += np.asarray(X1_bar)
+        X_bar[j] += np.asarray(X2_bar)
     kernel_bar = jax.tree.map(lambda *parts: sum(parts), *(kernel_bar for kernel_bar, _, _ in found))
-    return kernel_bar, X_bar[: blocking.n]
+    return kernel_bar, X_bar.reshape(-1, X.shape[1])[: blocking.n]
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _pull_tile(
-    diagonal: bool, inputs: bool, kernel: Kernel, X1: Array, X2: Array, W: Array
-) -> tuple[Kernel, Array | None, Array | None]:
-    def total(kernel: Kernel, X1: Array, X2: Array) -> Array:
-        if not diagonal:
-            return jnp.sum(W * kernel(X1, X2))
-        return jnp.sum(W * _exact_diagonal(kernel(X1, X2), kernel.diag(X1)))
+class _Tile(NamedTuple):
+    """What W is made of on one tile; zeros where it is padded."""
 
-    if inputs:
-        return jax.grad(total, argnums=(0, 1, 2))(kernel, X1, X2)
-    return jax.grad(total)(kernel, X1, X2), None, None
+    inverse: Any
+    alpha1: Any
+    alpha2: Any
+    scales: Any  # logdet_bar and quadratic_bar
+
+
+@jax.jit
+def _tile(kernel: Kernel, noise: Array, X1: Array, X2: Array, diagonal: Array) -> Array:
+    K = kernel(X1, X2)
+    return jnp.where(diagonal, _exact_diagonal(K, kernel.diag(X1) + noise), K)
 
 
 @partial(jax.jit, static_argnums=0)
-def _blocks(blocking: Blocking, X: Array) -> list[Array]:
-    """X in padded blocks, each an array of its own."""
-    padded = pad_rows(X, blocking.count, blocking.size)
-    return [padded[i] for i in range(blocking.count)]
+def _pull_tile(
+    inputs: bool, kernel: Kernel, X1: Array, X2: Array, tile: _Tile, diagonal: Array
+) -> tuple[Kernel, Array | None, Array | None]:
+    """The part of a tile, and of its mirror image where it is off the diagonal."""
+    W = tile.scales[0] * tile.inverse - tile.scales[1] * jnp.outer(tile.alpha1, tile.alpha2)
+    # above the diagonal of a diagonal tile the inverse is undefined
+    W = jnp.where(diagonal, jnp.tril(W) + jnp.tril(W, -1).T, 2.0 * W)
+    on_diagonal = jnp.where(diagonal, jnp.diagonal(W), 0.0)
+    W = jnp.where(diagonal & _on_diagonal(W.shape), 0.0, W)
+    origin = X2[:1]
+    (F1, F2), pull_features = jax.vjp(
+        lambda kernel, X1, X2: (kernel.features(X1, origin), kernel.features(X2, origin)), kernel, X1, X2
+    )
+    _, pull_diag = jax.vjp(lambda kernel, X1: kernel.diag(X1), kernel, X1)
+    kernel_bar, F1_bar, F2_bar = kernel.pull_between(F1, F2, W, inputs)
+    through_features, X1_bar, X2_bar = pull_features((F1_bar, F2_bar))
+    through_diag, X1_bar_diag = pull_diag(on_diagonal)
+    kernel_bar = jax.tree.map(lambda *parts: sum(parts), kernel_bar, through_features, through_diag)
+    return (kernel_bar, X1_bar + X1_bar_diag, X2_bar) if inputs else (kernel_bar, None, None)
+
+
+def _blocked(X: Any) -> tuple[Blocking, Any]:
+    """X in blocks of one size, zeros at the end of the last: NumPy's, since only cuts are made."""
+    blocking = Blocking.of(X.shape[0], SIZES)
+    padded = np.zeros((blocking.count * blocking.size, *X.shape[1:]), dtype=X.dtype)
+    padded[: blocking.n] = X
+    return blocking, padded.reshape(blocking.count, blocking.size, *X.shape[1:])
 
 
 @jax.jit

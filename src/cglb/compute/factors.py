@@ -161,13 +161,6 @@ class InPlaceFactor(eqx.Module):
     ) -> Slopes:
         inverse = (np.asarray(self.U) if overwrite else np.array(self.U)).T
         cholesky.inverse(inverse)  # its lower triangle
-        alpha = np.asarray(alpha)
-        scale, inverse_scale = float(quadratic_bar), float(logdet_bar)
-
-        def weights(rows: slice, columns: slice) -> np.ndarray:
-            outer = np.outer(alpha[rows], alpha[columns])
-            return inverse_scale * inverse[rows, columns] - scale * outer
-
+        weights = assemble.Weights(inverse, np.asarray(alpha), float(logdet_bar), float(quadratic_bar))
         kernel_bar, X_bar = assemble.pull_half(self.threads, kernel, X, weights, inputs)
-        noise_bar = inverse_scale * np.trace(inverse) - scale * (alpha @ alpha)
-        return Slopes(kernel_bar, noise_bar, X_bar)
+        return Slopes(kernel_bar, np.asarray(weights.trace, dtype=X.dtype), X_bar)

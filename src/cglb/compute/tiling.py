@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -12,8 +13,6 @@ from jaxtyping import Array
 
 __all__ = ["Blocking", "Plan", "Walk", "chunks", "pad_rows", "walk"]
 
-SMALLEST_STEP = 8  # rows; sizes of blocks are rounded up to a multiple of at least this
-STEPS_PER_OCTAVE = 4  # sizes between one power of two and the next: at most a quarter is padding
 KEPT_WALKS = 8
 
 
@@ -32,23 +31,14 @@ class Blocking(NamedTuple):
     count: int
 
     @classmethod
-    def of(cls, n: int, most: int) -> Blocking:
-        """As few blocks of at most `most` rows as possible, all of one size.
-
-        The size is rounded up a little, so that few sizes are ever compiled, and only a little, so that
-        the cost stays proportional to n².
-        """
-        count = -(-n // most)
-        return cls(n, min(most, _rounded_up(-(-n // count))), count)
+    def of(cls, n: int, sizes: Sequence[int]) -> Blocking:
+        """Blocks of the smallest size that takes all n rows at once, or of the largest size."""
+        size = next((size for size in sizes if size >= n), sizes[-1])
+        return cls(n, size, -(-n // size))
 
     def rows(self, block: int) -> slice:
         """The rows of a block, without padding."""
         return slice(block * self.size, min(self.n, (block + 1) * self.size))
-
-
-def _rounded_up(rows: int) -> int:
-    step = max(SMALLEST_STEP, (1 << (rows - 1).bit_length()) // (2 * STEPS_PER_OCTAVE))
-    return -(-rows // step) * step
 
 
 class Walk(NamedTuple):

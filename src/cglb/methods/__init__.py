@@ -5,7 +5,6 @@ from cglb.methods.base import (
     Evaluation,
     Method,
     Prepared,
-    Stage,
     condition,
     find,
     finite_or_none,
@@ -15,6 +14,7 @@ from cglb.methods.cglb import CGLB
 from cglb.methods.exact import Exact
 from cglb.methods.iterative import Iterative
 from cglb.methods.sgpr import SGPR
+from cglb.methods.stages import Stage, Start
 
 __all__ = [
     "CGLB",
@@ -26,6 +26,7 @@ __all__ = [
     "Method",
     "Prepared",
     "Stage",
+    "Start",
     "condition",
     "find",
     "finite_or_none",

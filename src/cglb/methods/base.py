@@ -32,9 +32,8 @@ from cglb.core.validation import boundary
 from cglb.linalg.blocks import Neighbours
 from cglb.linalg.cg import Solution, Stop
 from cglb.linalg.system import Solver, System
+from cglb.methods.stages import Stage
 from cglb.model import GP
-from cglb.optimisers.base import Optimiser
-from cglb.optimisers.lbfgs import LBFGS
 from cglb.posteriors.base import Posterior
 
 __all__ = [
@@ -42,11 +41,9 @@ __all__ = [
     "Evaluation",
     "Method",
     "Prepared",
-    "Stage",
     "condition",
     "find",
     "finite_or_none",
-    "first_on_part",
     "names",
 ]
 
@@ -128,11 +125,13 @@ class Method(abc.ABC):
         name: under which the class is registered.
         needs_points: whether training selects inducing points for it.
         noise_floor: the smallest noise variance, in units of the target's variance.
+        exact_first: whether the exact likelihood of a part of the rows leads to its optimum.
     """
 
     name: ClassVar[str] = ""
     needs_points: ClassVar[bool] = True
     noise_floor: ClassVar[float] = 1e-6
+    exact_first: ClassVar[bool] = False
 
     def __init_subclass__(cls, name: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -189,7 +188,7 @@ class Method(abc.ABC):
         """The posterior given all data, with CG at the tolerance for predictions."""
 
     def stages(self, n: int, part: int | None, joint: bool) -> tuple[Stage, ...]:
-        """The stages of training by default.
+        """The stages of training from the given start alone (`schedule="direct"`).
 
         Args:
             n: training rows.
@@ -282,64 +281,3 @@ def finite_or_none(found: Evaluation) -> Evaluation | None:
     """The evaluation, if its value and gradient are finite numbers."""
     leaves = jax.tree.leaves((found.terms, found.gp_bar))
     return found if all(np.isfinite(np.asarray(leaf)).all() for leaf in leaves) else None
-
-
-# a round ends when its last steps gained less than this share of all it has gained
-STALL = 0.005
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of training: what is maximised, by which optimiser, on which rows and for how long.
-
-    A stage ends when it has converged, after `steps`, or at its share of the budget.
-
-    Attributes:
-        method: what is maximised.
-        optimiser: how.
-        rows: train on this many rows, drawn at random; None for all.
-        steps: steps at most; None for no limit of its own.
-        share: of the budget of steps and of seconds. The shares of the stages so far say when a stage
-            ends at the latest; 1 sets no limit but the budget itself.
-        stall: a round ends when its last steps gained less than this share of all it has gained, so
-            that something better than further steps can be done: new inducing points, a tighter bound.
-            0 for never. The last stage ignores it if nothing better follows.
-        joint: optimise inducing points with the hyperparameters, instead of selecting them in rounds.
-        extra: its steps are taken in addition to `max_steps`, and its share is not added to the others.
-    """
-
-    method: Method
-    optimiser: Optimiser = LBFGS()  # noqa: RUF009 (frozen)
-    rows: int | None = None
-    steps: int | None = None
-    share: float = 1.0
-    stall: float = STALL
-    joint: bool = False
-    extra: bool = False
-
-    def __post_init__(self) -> None:
-        for name, value in {"rows": self.rows, "steps": self.steps}.items():
-            if value is not None and value < 1:
-                raise ValueError(f"A stage's {name} must be at least 1, found {value}.")
-        if not 0.0 < self.share <= 1.0:
-            raise ValueError(f"A stage's share must be between 0 and 1, found {self.share}.")
-
-    @property
-    def in_one_go(self) -> bool:
-        """Whether everything is optimised together, without selections of Z in between."""
-        return self.joint or not self.method.needs_points
-
-
-# steps on a part of the rows, and the share of the time they get at most
-PART_STEPS, PART_SHARE = 20, 0.25
-
-
-def first_on_part(stage: Stage, n: int, part: int | None) -> tuple[Stage, ...]:
-    """Up to 20 steps as in `stage` but on a part of the rows, in addition to the others.
-
-    On many rows the first steps are the most expensive, because they are far from the solution. The
-    part pays if there are more than twice as many rows.
-    """
-    if part is None or n <= 2 * part:
-        return ()
-    return (dataclasses.replace(stage, rows=part, steps=PART_STEPS, share=PART_SHARE, extra=True),)

@@ -21,10 +21,9 @@ from cglb.methods.base import (
     Evaluation,
     Method,
     Prepared,
-    Stage,
     finite_or_none,
-    first_on_part,
 )
+from cglb.methods.stages import Stage, first_on_part
 from cglb.posteriors import SparsePosterior
 
 __all__ = ["CGLB"]
@@ -43,6 +42,8 @@ class CGLB(Method, name="cglb"):
         jitter: relative jitter on Kuu.
         mixed: float32 products inside CG, with a float64 certificate.
     """
+
+    exact_first = True
 
     logdet: str | LogdetBound = "amgm"
     cg_tolerance: float = 1.0

@@ -17,10 +17,9 @@ from cglb.methods.base import (
     Evaluation,
     Method,
     Prepared,
-    Stage,
     finite_or_none,
-    first_on_part,
 )
+from cglb.methods.stages import Stage, first_on_part
 from cglb.posteriors.cholesky import exact_at
 
 __all__ = ["Exact"]
@@ -34,6 +33,7 @@ class Exact(Method, name="exact"):
     """log p(y) = −(n/2)log 2π − ½eᵀK̂⁻¹e − ½log|K̂|: O(n³) time, O(n²) memory."""
 
     needs_points = False
+    exact_first = True
 
     def prepare(self, system: System) -> Prepared:
         return Prepared("exact")

@@ -10,8 +10,9 @@ from jaxtyping import Array, Float
 from cglb.linalg import inducing
 from cglb.linalg.system import Solver, System
 from cglb.methods import estimates
-from cglb.methods.base import Conditioned, Evaluation, Method, Prepared, Stage
+from cglb.methods.base import Conditioned, Evaluation, Method, Prepared
 from cglb.methods.estimates import Estimator
+from cglb.methods.stages import Stage
 from cglb.model import GP
 from cglb.optimisers.adam import Adam
 from cglb.posteriors.iterative import RELATIVE_RESIDUAL, condition_at

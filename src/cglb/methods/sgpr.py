@@ -14,7 +14,8 @@ from cglb.core.errors import NystromError
 from cglb.linalg.nystrom import DEFAULT_JITTER
 from cglb.linalg.system import Solver, System
 from cglb.methods import sparse
-from cglb.methods.base import Conditioned, Evaluation, Method, Prepared, Stage, finite_or_none
+from cglb.methods.base import Conditioned, Evaluation, Method, Prepared, finite_or_none
+from cglb.methods.stages import Stage
 from cglb.posteriors import SparsePosterior
 
 __all__ = ["SGPR"]
@@ -31,6 +32,8 @@ class SGPR(Method, name="sgpr"):
         logdet: the upper bound on log|K̂|; "trace" is Titsias' own.
         jitter: relative jitter on Kuu.
     """
+
+    exact_first = True
 
     logdet: str | LogdetBound = "trace"
     jitter: float = DEFAULT_JITTER

@@ -14,7 +14,8 @@ from cglb.bounds.logdet import LogdetBound, Side, find
 from cglb.bounds.terms import BoundTerms
 from cglb.linalg.blocks import Neighbours
 from cglb.linalg.system import System
-from cglb.methods.base import Prepared, Stage
+from cglb.methods.base import Prepared
+from cglb.methods.stages import Stage
 
 __all__ = ["prepare", "prepared_bound", "tightening", "value_and_gradient"]
 

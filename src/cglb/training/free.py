@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from cglb.core.validation import boundary
 from cglb.model import GP
 
-__all__ = ["LOG", "SOFTPLUS", "Parameters", "Transform"]
+__all__ = ["LOG", "SOFTPLUS", "TRANSFORMS", "Parameters", "Transform"]
 
 DEFAULT_FLOOR = 1e-6
 
@@ -50,6 +50,7 @@ def _softplus_inverse(x: Array) -> Array:
 SOFTPLUS = Transform("softplus", jax.nn.softplus, _softplus_inverse)
 # exp(free): equal steps change a parameter by equal factors, whatever its size
 LOG = Transform("log", jnp.exp, jnp.log)
+TRANSFORMS = {transform.name: transform for transform in (LOG, SOFTPLUS)}
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,13 @@ class Parameters:
         for name in given:
             if not any(_matches(name, leaf) for leaf in known):
                 raise ValueError(f"No parameter is called {name!r}. There are: {', '.join(known)}.")
+
+    def with_noise_floor(self, least: float) -> Parameters:
+        """The same with a floor of at least `least` for the noise."""
+        if least <= self._floor_of("noise"):
+            return self
+        others = self.floor if isinstance(self.floor, Mapping) else {"kernel": self.floor}
+        return dataclasses.replace(self, floor={**others, "noise": least})
 
     @cached_property
     def _leaves(self) -> list[_Leaf]:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cglb.methods.base import Method, Stage
+from cglb.methods import Exact
+from cglb.methods.base import Method
+from cglb.methods.stages import EXACT_ROWS, Stage, progressive
+from cglb.training.free import LOG, TRANSFORMS
 
-__all__ = ["STEPS_PER_ROUND", "Options", "check_stages", "default_stages", "share_until"]
+__all__ = ["STEPS_PER_ROUND", "Options", "Schedule", "check_stages", "default_stages", "share_until"]
 
 STEPS_PER_ROUND = 50
+
+
+class Schedule(enum.StrEnum):
+    """How a fit is cut into stages if none are given."""
+
+    PROGRESSIVE = "progressive"
+    DIRECT = "direct"
 
 
 @dataclass(frozen=True)
@@ -26,22 +37,31 @@ class Options:
             before each evaluation, but each stage takes at least one step.
         steps_per_round: accepted steps between two selections of inducing points at most; fewer if they
             have all but stopped raising the bound.
-        subset: rows that training begins on in the default stages of a method, if that pays. None to
-            begin on all rows.
+        schedule: "progressive" searches on few rows from several starts, goes on with the best of them
+            on more rows and ends on all; "direct" trains on all rows from the given model, as the paper
+            does. A method that has stages of its own is always trained by those.
+        parts: rows to train on before all of them in a progressive schedule, growing. Those that are
+            not much fewer than all are left out.
+        subset: rows that a direct schedule begins on, if that pays. None to begin on all rows.
         floor: as in `Parameters`; None is the method's own.
         fixed: as in `Parameters`.
+        transform: what is free in a positive parameter: its "log", or the paper's "softplus". In steps
+            of equal size a softplus reaches tiny values fast, and the noise collapses far more often.
         seed: decides everything that is random.
         checkpoint_seconds: the checkpoint is written at most this often, and at the end.
     """
 
     num_inducing: int = 512
     optimize_inducing: bool = False
-    max_steps: int = 100
+    max_steps: int = 1000
     max_seconds: float | None = None
     steps_per_round: int = STEPS_PER_ROUND
+    schedule: str = Schedule.PROGRESSIVE
+    parts: tuple[int, ...] = (500, 2500, 10_000)
     subset: int | None = 10_000
     floor: float | Mapping[str, float] | None = None
     fixed: tuple[str, ...] = ()
+    transform: str = LOG.name
     seed: int = 0
     checkpoint_seconds: float = 30.0
 
@@ -50,6 +70,12 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, found {value}.")
+        if list(self.parts) != sorted(set(self.parts)) or any(part < 2 for part in self.parts):
+            raise ValueError(f"parts must be growing numbers of at least 2 rows, found {self.parts}.")
+        Schedule(self.schedule)
+        if self.transform not in TRANSFORMS:
+            known = ", ".join(TRANSFORMS)
+            raise ValueError(f"transform must be one of {known}, found {self.transform!r}.")
 
     def path(self, stages: tuple[Stage, ...]) -> tuple[Any, ...]:
         """What decides the way a fit takes. Limits only say where on this way it ends, unless a stage
@@ -61,6 +87,7 @@ class Options:
             self.optimize_inducing,
             self.steps_per_round,
             self.fixed,
+            self.transform,
             self.seed,
             self.max_steps if shared else None,
         )
@@ -75,10 +102,15 @@ def default_stages(method: Method, n: int, given: int, options: Options) -> tupl
         given: how many inducing points are given; a part of the rows must have as many.
         options: those of the fit.
     """
+    joint = options.optimize_inducing and method.needs_points
+    if method.exact_first and options.schedule == Schedule.PROGRESSIVE:
+        # inducing points that are given must be no more than the rows of a stage that uses them
+        parts = [part for part in options.parts if part <= EXACT_ROWS or part >= given]
+        return progressive(method, n, parts, Exact, joint)
     part = options.subset
     if part is not None and part < given:
         part = None
-    return method.stages(n, part, options.optimize_inducing and method.needs_points)
+    return method.stages(n, part, joint)
 
 
 def check_stages(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float
 
 from cglb.linalg import inducing
 from cglb.linalg.system import System
-from cglb.methods.base import Prepared, Stage
+from cglb.methods.base import Prepared
+from cglb.methods.stages import Stage
 from cglb.model import GP
 from cglb.optimisers.base import Point
 from cglb.training.free import Parameters
@@ -84,23 +85,44 @@ class Problem:
 
     # ---- models ----
 
-    def flatten(self, gp: GP) -> np.ndarray:
-        """The free vector of a model."""
-        return np.asarray(self.parameters.flatten(gp))
+    def parameters_of(self, stage: int) -> Parameters:
+        """The parameters with the noise floor of a stage."""
+        return self._parameters[self.stages[stage].noise_floor]
 
-    def unflatten(self, free: Any) -> GP:
-        """The model of a free vector; differentiable."""
-        return self.parameters.model(jnp.asarray(free))
+    @cached_property
+    def _parameters(self) -> dict[float, Parameters]:
+        floors = {stage.noise_floor for stage in self.stages}
+        return {floor: self.parameters.with_noise_floor(floor) for floor in floors}
 
-    def natural(self, free: np.ndarray) -> dict[str, float]:
+    def flatten(self, stage: int, gp: GP) -> np.ndarray:
+        """The free vector of a model in a stage."""
+        return np.asarray(self.parameters_of(stage).flatten(gp))
+
+    def unflatten(self, stage: int, free: Any) -> GP:
+        """The model of a free vector of a stage; differentiable."""
+        return self.parameters_of(stage).model(jnp.asarray(free))
+
+    def carried(self, free: np.ndarray, before: int, stage: int) -> np.ndarray:
+        """The same model as a free vector of another stage, whose noise floor may differ."""
+        if self.parameters_of(before) is self.parameters_of(stage):
+            return free
+        return self.flatten(stage, self.unflatten(before, free))
+
+    def start(self, stage: int) -> np.ndarray:
+        """The free vector at which a stage that has a start begins."""
+        begin = self.stages[stage].start
+        assert begin is not None
+        return self.flatten(stage, begin(self.parameters.template, *self.data(stage)))
+
+    def natural(self, stage: int, free: np.ndarray) -> dict[str, float]:
         """The hyperparameters of a free vector by name."""
-        return self.parameters.values_by_name(self.unflatten(free))
+        return self.parameters.values_by_name(self.unflatten(stage, free))
 
     def select(self, free: np.ndarray, stage: int, round_number: int) -> Array:
         """Greedy inducing points at these hyperparameters."""
         X, _ = self.data(stage)
         m = min(self.options.num_inducing, X.shape[0])
-        kernel = self.unflatten(free).kernel
+        kernel = self.unflatten(stage, free).kernel
         return X[inducing.greedy_rows(kernel, X, m, self.options.seed + round_number)]
 
     # ---- the vector that a stage optimises ----
@@ -121,7 +143,7 @@ class Problem:
     def system(self, stage: int, free: Any, Z: Array | None, prepared: Prepared | None = None) -> System:
         """K̂ of a free vector on the rows of a stage."""
         X, _ = self.data(stage)
-        return self.stages[stage].method.system(self.unflatten(free), X, Z, prepared)
+        return self.stages[stage].method.system(self.unflatten(stage, free), X, Z, prepared)
 
     def evaluate(
         self, stage: int, prepared: Prepared, system: System, x: np.ndarray, v0: Array | None, draw: int
@@ -138,6 +160,6 @@ class Problem:
         if found is None:
             return None
         free = x[: x.shape[0] - system.Z.size] if self.stages[stage].joint else x
-        free_bar = self.parameters.pull(jnp.asarray(free), found.gp_bar)
+        free_bar = self.parameters_of(stage).pull(jnp.asarray(free), found.gp_bar)
         gradient = self.join(stage, free_bar, found.Z_bar)
         return Point(x, found.value, gradient, found) if np.isfinite(gradient).all() else None

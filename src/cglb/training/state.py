@@ -19,7 +19,8 @@ from jaxtyping import Array
 
 from cglb.core.precision import to_numpy
 from cglb.linalg.system import System
-from cglb.methods.base import Evaluation, Prepared, Stage
+from cglb.methods.base import Evaluation, Prepared
+from cglb.methods.stages import Stage
 from cglb.optimisers import base as optimisers
 from cglb.optimisers.base import Ending, Point
 from cglb.training.clock import Clock
@@ -69,6 +70,7 @@ class State:
         number: of the round.
         before: steps before this stage.
         extra: steps that do not count towards the limit.
+        ends: where the stages with a start ended, as free vectors of their stage, [k, p].
         history: one row per accepted step.
         work: what has been computed.
         ending: why the fit stopped; None while it runs.
@@ -91,6 +93,7 @@ class State:
     number: int = 0
     before: int = 0
     extra: int = 0
+    ends: list[np.ndarray] = field(default_factory=list)
     history: list[HistoryRow] = field(default_factory=list)
     work: Work = field(default_factory=Work)
     ending: Ending | None = None
@@ -111,6 +114,8 @@ class State:
             "ending": None if self.ending is None or self.ending.may_go_on else self.ending.value,
         }
         held = {"free": self.free, "Z": self.Z, "v": self.v, "columns": self.columns}
+        if self.ends:
+            held["ends"] = np.array(self.ends)
         if self.anchor is not None:
             held |= {"anchor.free": self.anchor[0], "anchor.Z": self.anchor[1]}
         if self.run is not None:
@@ -127,6 +132,7 @@ class State:
         self.ending = None if document["ending"] is None else Ending(document["ending"])
         held = {name: jnp.asarray(arrays[name]) for name in ("Z", "v", "columns") if name in arrays}
         self.free = arrays["free"]
+        self.ends = list(arrays.get("ends", ()))
         self.Z, self.v, self.columns = (held.get(name) for name in ("Z", "v", "columns"))
         if "anchor.free" in arrays:
             Z = arrays.get("anchor.Z")
@@ -138,7 +144,7 @@ class State:
         """The model as it stands."""
         problem, method = self.problem, self._stage.method
         whole = problem.rows(self.stage) == problem.n
-        gp = problem.unflatten(self.free)
+        gp = problem.unflatten(self.stage, self.free)
         Z = self.Z if method.needs_points else method.points_at(gp, problem.X)
         return Fit(
             gp=to_numpy(gp),
@@ -208,7 +214,39 @@ class State:
     # ---- stages ----
 
     def _begin_stage(self) -> None:
-        """Select inducing points and evaluate the start."""
+        """Choose where to begin, select inducing points and evaluate the start."""
+        problem, stage = self.problem, self._stage
+        if stage.start is not None:
+            self.free, self.system = problem.start(self.stage), None
+        elif self.ends:
+            self._begin_at_the_best_end()
+            return
+        if self._select_and_begin():
+            return
+        if not self.history and self._last:
+            raise ValueError(START_NOT_FINITE)
+        if stage.start is not None:
+            self._next_stage()  # another start may do
+        else:
+            self.ending = Ending.NOT_FINITE
+
+    def _begin_at_the_best_end(self) -> None:
+        """Evaluate the ends of the searches as this stage does, and begin at the best."""
+        found = []
+        for free in self.ends:
+            self.free, self.system, self.Z, self.v, self.columns = free, None, None, None, None
+            if self._select_and_begin():
+                found.append((self.bound, free))
+        if not found:
+            raise ValueError(START_NOT_FINITE)
+        best = max(found, key=lambda one: one[0])
+        if best[1] is not self.free:
+            self.free, self.system, self.Z, self.v, self.columns = best[1], None, None, None, None
+            self._select_and_begin()
+        self.ends = []
+
+    def _select_and_begin(self) -> bool:
+        """Select inducing points and evaluate the start; False if it is not finite."""
         problem, stage = self.problem, self._stage
         moved = self.stage == 0 or problem.rows(self.stage) != problem.rows(self.stage - 1)
         if moved or not stage.method.needs_points:
@@ -226,12 +264,14 @@ class State:
             prepared, found = self._try(Z)
             if found is not None:
                 self._begin_round(prepared, Z, found)
-                return
-        if not self.history:
-            raise ValueError(START_NOT_FINITE)
-        self.ending = Ending.NOT_FINITE
+                return True
+        return False
 
     def _next_stage(self) -> None:
+        if self._stage.start is not None and self.run is not None:
+            self.ends.append(self.free)
+        self.free = self.problem.carried(self.free, self.stage, self.stage + 1)
+        self.ends = [self.problem.carried(end, self.stage, self.stage + 1) for end in self.ends]
         self.stage, self.number, self.before = self.stage + 1, self.number + 1, self._done
         # values and curvature of another function do not compare
         self.run, self.reached, self.gained = None, None, 0.0
@@ -241,6 +281,8 @@ class State:
         if self._last or self._done == self.before:
             return False
         if self._steps_are_over() or self._out_of_time():
+            return True
+        if self._stage.extra and self._done - self.before >= self.problem.options.max_steps:
             return True
         if self._stage.extra or self._share == 1.0:
             return False
@@ -293,7 +335,9 @@ class State:
 
     def _converged(self, gain: float) -> bool:
         """Whether the stage has; gain is that of its newest round, with its selection of points."""
-        least = SMALLEST_GAIN if self._last else max(SMALLEST_GAIN, STAGE_SHARE * self.gained)
+        least = max(SMALLEST_GAIN, self._stage.gain)
+        if not self._last:
+            least = max(least, STAGE_SHARE * self.gained)
         return self._stage.in_one_go or gain < least
 
     def _next_round(self) -> bool:
@@ -316,11 +360,13 @@ class State:
     def _stalled(self) -> bool:
         """Whether the newest steps gained little of what the round has gained. Where everything is
         optimised in one go to the end, nothing better than further steps can be done."""
-        stall = 0.0 if self._stage.in_one_go and self._last else self._stage.stall
-        if stall == 0.0 or len(self.bounds) <= STALL_STEPS + 1:
+        stage = self._stage
+        share = 0.0 if stage.in_one_go and (self._last or stage.gain > 0.0) else stage.stall
+        if len(self.bounds) <= STALL_STEPS + 1:
             return False
         newest = self.bounds[-1]
-        return newest - self.bounds[-1 - STALL_STEPS] < stall * (newest - self.bounds[0])
+        least = max(stage.gain, share * (newest - self.bounds[0]))
+        return newest - self.bounds[-1 - STALL_STEPS] < least
 
     # ---- evaluations ----
 
@@ -392,7 +438,7 @@ class State:
             evaluations=self.work.evaluations,
             products=self.work.products,
             seconds=self.clock.seconds,
-            parameters=self.problem.natural(self.free),
+            parameters=self.problem.natural(self.stage, self.free),
             **columns,
         )
 

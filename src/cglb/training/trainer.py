@@ -17,11 +17,12 @@ from jaxtyping import Array, Float
 from cglb import methods
 from cglb.core.validation import boundary
 from cglb.methods import CGLB
-from cglb.methods.base import Method, Stage
+from cglb.methods.base import Method
+from cglb.methods.stages import Stage
 from cglb.model import GP
 from cglb.training.checkpoint import Checkpoint
 from cglb.training.clock import Clock
-from cglb.training.free import Parameters
+from cglb.training.free import TRANSFORMS, Parameters
 from cglb.training.history import Callback, Fit, HistoryRow
 from cglb.training.options import Options, check_stages, default_stages
 from cglb.training.problem import Problem
@@ -63,7 +64,7 @@ def train(
             its step or time limit goes on if it is given more; one that ended otherwise comes back as
             it is.
         **options: the fields of `Options`: num_inducing, optimize_inducing, max_steps, max_seconds,
-            steps_per_round, subset, floor, fixed, seed, checkpoint_seconds.
+            steps_per_round, subset, floor, fixed, transform, seed, checkpoint_seconds.
 
     Returns:
         The trained model. Its arrays are NumPy's.
@@ -78,10 +79,10 @@ def train(
     elif asked.optimize_inducing:
         stages = tuple(replace(one, joint=one.method.needs_points) for one in stages)
     floor = chosen.noise_floor if asked.floor is None else asked.floor
-    parameters = Parameters(gp, floor, asked.fixed)
+    parameters = Parameters(gp, floor, asked.fixed, TRANSFORMS[asked.transform])
     problem = Problem(X, y, Z, check_stages(stages), parameters, asked)
     store = Checkpoint(checkpoint, asked.checkpoint_seconds, problem.fingerprint(gp))
-    state = State(problem, Clock(asked.max_seconds), problem.flatten(gp))
+    state = State(problem, Clock(asked.max_seconds), problem.flatten(0, gp))
     if (saved := store.load()) is not None:
         state.restore(saved)
     return _run(state, store, callback, progress)

@@ -32,14 +32,16 @@ WAYS = {
     "stages": {"method": CGLB(logdet=Chain(8, 4))},
     "subset": {"method": NYSTROM, "subset": 15},
     "iterative": {"method": Iterative(rank=5, pretrain=(3, 2)), "subset": 15},
+    "progressive": {"method": NYSTROM, "schedule": "progressive", "parts": (10, 20)},
 }
 STEPS = 9
 
 
 def fit(way="rounds", gp=None, X=X, y=Y, **settings):
     defaults = {"num_inducing": 8, "max_steps": STEPS, "steps_per_round": 4, "checkpoint_seconds": 0.0}
+    defaults |= {"schedule": "direct"}
     gp = gp or cglb.GP(cglb.Matern32(np.ones(2)))
-    return cglb.train(gp, X, y, **{**WAYS[way], **defaults, **settings})
+    return cglb.train(gp, X, y, **{**defaults, **WAYS[way], **settings})
 
 
 @functools.cache

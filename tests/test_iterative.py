@@ -287,7 +287,9 @@ SETTINGS = Iterative(rank=RANK, pretrain=(3, 2))
 
 def fit(method=SETTINGS, **settings):
     gp = cglb.GP(cglb.Matern32(np.ones(2)))
-    return cglb.train(gp, X, Y, method, **{"max_steps": 9, "checkpoint_seconds": 0.0, **settings})
+    return cglb.train(
+        gp, X, Y, method, **{"max_steps": 9, "checkpoint_seconds": 0.0, "schedule": "direct", **settings}
+    )
 
 
 @functools.cache

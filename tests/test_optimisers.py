@@ -71,7 +71,7 @@ def test_lbfgs_is_as_good_as_scipys_on_an_exact_gp():
             value, slope = jax.value_and_grad(loss)(free)
         return float(value), np.array(slope)
 
-    found = cglb.train(start, X, y, Exact(), max_steps=500)
+    found = cglb.train(start, X, y, Exact(), max_steps=500, schedule="direct")
     other = scipys(value_and_gradient, np.asarray(parameters.flatten(start)))
     assert found.stop is Ending.CONVERGED
     assert found.bound >= -other.fun - 1e-5

@@ -45,7 +45,9 @@ def factorisations(monkeypatch):
     ids=str,
 )
 def test_no_model_is_factored_twice_from_fit_to_evidence(factorisations, settings):
-    model = cglb.GPRegressor(**{"num_inducing": 8, "max_steps": 9, **settings}).fit(X, Y)
+    model = cglb.GPRegressor(**{"method": "cglb", "num_inducing": 8, "max_steps": 9, **settings}).fit(
+        X, Y
+    )
     during_fit = sum(factorisations.values())
     for variance in ("sgpr", "local", "cg"):
         model.predict(X[:3], return_std=True, variance=variance)

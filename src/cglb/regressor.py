@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -28,17 +30,19 @@ from cglb.kernels.base import Kernel, find, relevance
 from cglb.linalg.preconditioners import Preconditioning
 from cglb.linalg.system import System
 from cglb.methods import Conditioned, Method
+from cglb.methods.stages import GIVEN, STARTS
 from cglb.model import GP
 from cglb.posteriors.variance import Local, VarianceBracket, bracket_at
 from cglb.report import FitReport
 from cglb.training.free import DEFAULT_FLOOR, Parameters
 from cglb.training.history import HistoryRow
+from cglb.training.options import Schedule
 from cglb.training.trainer import train
 
 __all__ = ["GPRegressor"]
 
 CERTIFICATE_GB = 4.0
-VARIANCES = ("sgpr", "local", "cg")
+VARIANCES = ("auto", "sgpr", "local", "cg")
 # a column of standardised inputs that varies less is constant
 CONSTANT = 1e-9
 
@@ -47,30 +51,37 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     """Gaussian process regression by maximising a bound on the evidence.
 
     Args:
-        method: what is maximised: "cglb" (default), "sgpr", "exact" (needs n² memory), "iterative" (the
-            baseline: a noisy estimate, no bound), another registered name, or a `Method`. A `Method`
-            brings its own settings; `logdet`, `cg_tolerance` and `precondition` are then not looked at.
+        method: what is maximised: "auto" (default: "exact" for few rows, "cglb" for more; `fit_report_`
+            says which and why), "cglb", "sgpr", "exact" (needs n² memory), "iterative" (the baseline: a
+            noisy estimate, no bound), another registered name, or a `Method`. A `Method` brings its own
+            settings; `logdet`, `cg_tolerance` and `precondition` are then not looked at.
         kernel: a name: "rbf", "matern12", "matern32" (default), "matern52", "rational_quadratic", with
             one lengthscale per column, or any other of `cglb.kernels.names()`, your own included. Or a
             kernel object in *standardised* units, from which training starts.
         num_inducing: inducing points; "auto" is min(n, 512), fewer if `memory_gb` is small. For
             "iterative" the rank of the preconditioner; "auto" is 100.
-        logdet: upper bound on log|K̂|: "amgm" (the paper's), "chain" (far tighter at low noise, reached
-            from "amgm" in stages), "auto" (the tightest that pays), "hadamard", "waterfill" or "trace"
-            (Titsias' own, for method="sgpr").
+        logdet: upper bound on log|K̂|: "auto" (default: the tightest that pays), "amgm" (the paper's),
+            "chain" (far tighter at low noise), "hadamard", "waterfill" or "trace" (Titsias' own, for
+            method="sgpr").
         cg_tolerance: nats that conjugate gradients may cost at each evaluation; for
             "iterative" the relative norm of the residual.
         precondition: CG's preconditioner: "nystrom", "chain" or "auto" (the chain if the inducing
             points leave much to do).
         optimize_inducing: optimise inducing points by gradient (the paper's way) instead of selecting
             them anew in rounds.
-        max_steps: accepted optimiser steps; above 20,000 rows up to 20 more come first, on 10,000 of
-            them.
+        max_steps: accepted optimiser steps at most, after the searches that come first: up to 60 each,
+            on up to 500 rows. Training ends earlier when it has converged.
+        max_seconds: seconds of training at most; None for no limit. It is looked at before each
+            evaluation.
+        noise: the noise variance to start from, in the squared units of y; None to search for one.
+        fixed: names of hyperparameters that keep their starting value, such as ("noise",) or
+            ("kernel.lengthscale",).
+        warm_start: start from the model of the last `fit`, if there is one, and search for no other.
         noise_floor: smallest noise variance, in units of the target's variance; None is the method's
             own: 1e-6, and 1e-4 for "iterative", as in the paper.
         drop_missing: drop rows whose target is missing instead of raising.
-        random_state: decides ties in the choice of inducing points, which rows come first above 20,000,
-            and the probes of "iterative". The same seed gives the same fit; None means seed 0, so that
+        random_state: decides ties in the choice of inducing points, which rows come first, and the
+            probes of "iterative". The same seed gives the same fit; None means seed 0, so that
             an interrupted `fit` finds its checkpoint again.
         memory_gb: budget for the n × m arrays; limits `num_inducing="auto"` and refuses what cannot
             fit. Up to 32,000 rows CG may keep half of K̂ in addition to them, at most 4 GB.
@@ -106,15 +117,19 @@ class GPRegressor(RegressorMixin, BaseEstimator):
 
     def __init__(
         self,
-        method: str | Method = "cglb",
+        method: str | Method = "auto",
         kernel: str | Kernel = "matern32",
         *,
         num_inducing: int | str = "auto",
-        logdet: str | LogdetBound = "amgm",
+        logdet: str | LogdetBound = "auto",
         cg_tolerance: float = 1.0,
         precondition: str | Preconditioning = "auto",
         optimize_inducing: bool = False,
-        max_steps: int = 100,
+        max_steps: int = 1000,
+        max_seconds: float | None = None,
+        noise: float | None = None,
+        fixed: tuple[str, ...] = (),
+        warm_start: bool = False,
         noise_floor: float | None = None,
         drop_missing: bool = False,
         random_state: Any = None,
@@ -130,6 +145,10 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         self.precondition = precondition
         self.optimize_inducing = optimize_inducing
         self.max_steps = max_steps
+        self.max_seconds = max_seconds
+        self.noise = noise
+        self.fixed = fixed
+        self.warm_start = warm_start
         self.noise_floor = noise_floor
         self.drop_missing = drop_missing
         self.random_state = random_state
@@ -151,10 +170,11 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         y_shift, y_scale = (float(a[0]) for a in feature_scale(y[:, None]))
         X, y = (X - X_shift) / X_scale, (y - y_shift) / y_scale
         settings = {"logdet": self.logdet, "cg_tolerance": self.cg_tolerance}
-        method = methods.find(self.method, {**settings, "precondition": self.precondition})
-        m = method.points(n, self.num_inducing, self.memory_gb)
-        method = method.with_points(m)
-        start = GP(self._initial_kernel(d))
+        settings = {**settings, "precondition": self.precondition}
+        choice = methods.choose(self.method, n, settings, self.memory_gb)
+        m = choice.method.points(n, self.num_inducing, self.memory_gb)
+        method = choice.method.with_points(m)
+        start, again = self._start(d, y_scale)
         noise_floor = method.noise_floor if self.noise_floor is None else self.noise_floor
         floor = {"kernel": DEFAULT_FLOOR, "noise": noise_floor}
         fit = train(
@@ -165,7 +185,11 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             num_inducing=m,
             optimize_inducing=self.optimize_inducing,
             max_steps=self.max_steps,
+            max_seconds=self.max_seconds,
+            schedule=Schedule.DIRECT if again else Schedule.PROGRESSIVE,
+            starts=(GIVEN, *STARTS) if self._names_a_start else STARTS,
             floor=floor,
+            fixed=tuple(self.fixed),
             seed=self._seed(),
             progress=self.progress,
             checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
@@ -175,7 +199,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             system = fit.system or _system(method, fit.gp, rows, fit.Z)
             v0 = None if fit.v is None else jnp.asarray(fit.v)
             found = method.condition(system, targets, v0)
-        parameters = Parameters(start, floor)
+        parameters = Parameters(start, floor, tuple(self.fixed))
         floors = dict(zip(parameters.names, parameters.floors.tolist(), strict=True))
         self._set_fitted(
             X_shift_=X_shift,
@@ -188,7 +212,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             gp_=fit.gp,
             history_=fit.history,
             n_iter_=len(fit.history),
-            fit_report_=FitReport.of(fit, found.solution, n, floors, y_scale),
+            fit_report_=FitReport.of(fit, found.solution, n, floors, y_scale, choice),
             _X=X,
             _y=y,
             _Z=fit.Z,
@@ -196,6 +220,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             _posterior=found.posterior,
         )
         self._known_system = system
+        for concern in self.fit_report_.concerns:
+            warnings.warn(concern, ConvergenceWarning, stacklevel=2)
         return self
 
     def update(self, X: Any, y: Any) -> GPRegressor:
@@ -251,6 +277,20 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     def _standardise(self, X: np.ndarray) -> np.ndarray:
         return (X - self.X_shift_) / self.X_scale_
 
+    def _start(self, d: int, y_scale: float) -> tuple[GP, bool]:
+        """Where training starts, and whether that is the model of the last fit."""
+        if self.warm_start and hasattr(self, "gp_"):
+            self.gp_.kernel.check_columns(d)
+            return self.gp_, True
+        if self.noise is None:
+            return GP(self._initial_kernel(d)), False
+        return GP(self._initial_kernel(d), np.asarray(self.noise / y_scale**2)), False
+
+    @property
+    def _names_a_start(self) -> bool:
+        """Whether the user said where to start."""
+        return isinstance(self.kernel, Kernel) or self.noise is not None
+
     def _initial_kernel(self, d: int) -> Kernel:
         if isinstance(self.kernel, Kernel):
             self.kernel.check_columns(d)
@@ -265,7 +305,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     # ---- predictions ----
 
     def predict(
-        self, X: Any, return_std: bool = False, return_cov: bool = False, variance: str = "sgpr"
+        self, X: Any, return_std: bool = False, return_cov: bool = False, variance: str = "auto"
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """The mean at X, and the standard deviation or covariance of a *new observation* there.
 
@@ -273,22 +313,24 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             X: where to predict, [rows, d].
             return_std: also return the standard deviation of each row.
             return_cov: also return the covariance of all rows.
-            variance: how the spread is found. "sgpr" is the cheapest and may err on either side (for
-                method="iterative" it is LOVE's and never below the exact one). "local" conditions on
-                the nearest rows and the inducing points and is never below the exact one. "cg" is the
+            variance: how the spread is found. "auto" is exact for method="exact", "local" where CG found
+                the mean, and otherwise the posterior's own. "sgpr" is the cheapest and may err on
+                either side (for method="iterative" it is LOVE's and never below the exact one). "local"
+                conditions on the nearest rows and the inducing points and is never below the exact one.
+                "cg" is the
                 upper end of `variance_bracket`: never below the exact one and, if CG reaches its
                 tolerance, at most 1 % above it. Ignored for method="exact", whose variance is exact.
         """
         return self._predict(X, return_std, return_cov, variance, noise=True)
 
     def predict_f(
-        self, X: Any, return_std: bool = False, return_cov: bool = False, variance: str = "sgpr"
+        self, X: Any, return_std: bool = False, return_cov: bool = False, variance: str = "auto"
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """As `predict`, for the latent function: without the noise of an observation."""
         return self._predict(X, return_std, return_cov, variance, noise=False)
 
     def predict_interval(
-        self, X: Any, level: float = 0.95, variance: str = "sgpr"
+        self, X: Any, level: float = 0.95, variance: str = "auto"
     ) -> tuple[np.ndarray, np.ndarray]:
         """The ends of an interval that a new observation at X falls into with probability `level`."""
         mean, std = self.predict(X, return_std=True, variance=variance)
@@ -330,7 +372,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             raise ValueError("return_std and return_cov cannot both be True: ask for one of them.")
         if variance not in VARIANCES:
             raise ValueError(f"variance must be one of {', '.join(VARIANCES)}, found {variance!r}.")
-        if cov and variance != "sgpr":
+        if cov and variance not in ("auto", "sgpr"):
             raise ValueError(
                 f"variance={variance!r} gives variances, not covariances: use return_std=True."
             )
@@ -346,6 +388,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):
 
     def _variance(self, X_star: np.ndarray, how: str) -> np.ndarray:
         """Var f in standardised units."""
+        if how == "auto":
+            how = "local" if self._posterior.solved else "sgpr"
         if how == "sgpr" or self._posterior.exact:
             return np.asarray(self._posterior.variance(X_star))
         if how == "local":

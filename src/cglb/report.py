@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from cglb.linalg.cg import Solution, Stop
+from cglb.methods import Choice
+from cglb.optimisers.base import Ending
 from cglb.training.history import Fit
 
 __all__ = ["FitReport"]
 
 # a positive parameter within this factor of its floor is "at" it
 AT_FLOOR = 1.5
+STOPPED_EARLY = (Ending.STEP_LIMIT, Ending.TIME_LIMIT, Ending.NO_IMPROVEMENT, Ending.NOT_FINITE)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class FitReport:
         at_floor: names of the parameters at their lower limit.
         rows: training rows.
         prediction_stop: why CG stopped for predictions; None without CG.
+        method: the name of what was maximised.
+        reason: why, if it was chosen automatically.
         spread: the standard error, if `bound` is an estimate and not a bound; otherwise None.
     """
 
@@ -50,6 +55,8 @@ class FitReport:
     at_floor: tuple[str, ...]
     rows: int
     prediction_stop: str | None
+    method: str = ""
+    reason: str = ""
     spread: float | None = None
 
     @classmethod
@@ -60,6 +67,7 @@ class FitReport:
         rows: int,
         floors: Mapping[str, float],
         y_scale: float,
+        choice: Choice,
     ) -> FitReport:
         """The report of a fit.
 
@@ -69,6 +77,7 @@ class FitReport:
             rows: training rows.
             floors: the lower limit of each parameter by name.
             y_scale: the unit of the target, in which the bound is reported.
+            choice: the method and why it was chosen.
         """
         last = fit.history[-1] if fit.history else None
         parameters = last["parameters"] if last else {}
@@ -86,11 +95,36 @@ class FitReport:
             at_floor=tuple(n for n, value in parameters.items() if value <= AT_FLOOR * floors[n]),
             rows=rows,
             prediction_stop=solution.stop.value if solution else None,
+            method=choice.method.name,
+            reason=choice.reason,
             spread=last["spread"] if last else None,
         )
 
+    @property
+    def concerns(self) -> tuple[str, ...]:
+        """What a user should know before trusting the model, in sentences; empty if there is nothing."""
+        found = []
+        if self.stop in STOPPED_EARLY:
+            found.append(f"Training has not converged: {self.message}")
+        if self.cg_trouble:
+            loss = "bounds are valid but looser" if self.spread is None else "estimates are biased"
+            found.append(
+                f"In {self.cg_trouble} steps conjugate gradients stopped before its tolerance: those "
+                f"{loss}. More inducing points or a higher noise_floor help."
+            )
+        if self.prediction_stop not in (None, Stop.TOLERANCE.value):
+            found.append(f"For predictions conjugate gradients stopped at: {self.prediction_stop}.")
+        if self.at_floor:
+            found.append(
+                f"At the lower limit: {', '.join(self.at_floor)}. The data may be free of noise, or the "
+                "kernel too rough for them."
+            )
+        return tuple(found)
+
     def __str__(self) -> str:
+        reason = f" ({self.reason})" if self.reason else ""
         lines = [
+            f"Method: {self.method}{reason}.",
             f"Training stopped after {self.steps} steps ({self.evaluations} evaluations, "
             f"{self.seconds:.1f} s): {self.stop}. {self.message}",
             f"The bound on the log marginal likelihood is {self.bound:.2f} nats."
@@ -104,19 +138,7 @@ class FitReport:
                 f"Conjugate gradients cost the final model at most {self.slack:.2g} nats; "
                 f"{self.products} products with the {self.rows} x {self.rows} matrix were computed."
             )
-        if self.cg_trouble:
-            loss = "bounds are valid but looser" if self.spread is None else "estimates are biased"
-            lines.append(
-                f"In {self.cg_trouble} steps conjugate gradients stopped before its tolerance: those "
-                f"{loss}. More inducing points or a higher noise_floor help."
-            )
-        if self.prediction_stop not in (None, Stop.TOLERANCE.value):
-            lines.append(f"For predictions conjugate gradients stopped at: {self.prediction_stop}.")
-        if self.at_floor:
-            lines.append(
-                f"At the lower limit: {', '.join(self.at_floor)}. The data may be free of noise, or the "
-                "kernel too rough for them."
-            )
+        lines.extend(self.concerns)
         if self.jitter > 1e-8:
             lines.append(
                 f"Jitter of up to {self.jitter:.1g} (relative) was needed to factor Kuu: inducing "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from cglb.core.precision import Number
 
@@ -21,9 +21,9 @@ class BoundTerms(eqx.Module):
         logdet: −½·(log|K̂|, or a bound on it).
     """
 
-    constant: Float[Array, ""]
-    quadratic: Float[Array, ""]
-    logdet: Float[Array, ""]
+    constant: Number
+    quadratic: Number
+    logdet: Number
 
     @property
     def value(self) -> Number:
@@ -33,6 +33,8 @@ class BoundTerms(eqx.Module):
     @classmethod
     def of(cls, n: int, quadratic: Number | float, logdet: Number | float) -> BoundTerms:
         """The terms from eᵀK̂⁻¹e and log|K̂|, or from bounds on them."""
+        constant = -0.5 * n * np.log(2.0 * np.pi)
+        if not isinstance(quadratic, jax.Array) and not isinstance(logdet, jax.Array):
+            return cls(*map(np.float64, (constant, -0.5 * quadratic, -0.5 * logdet)))
         quadratic, logdet = jnp.asarray(quadratic), jnp.asarray(logdet)
-        constant = jnp.asarray(-0.5 * n * np.log(2.0 * np.pi), dtype=quadratic.dtype)
-        return cls(constant, -0.5 * quadratic, -0.5 * logdet)
+        return cls(jnp.asarray(constant, dtype=quadratic.dtype), -0.5 * quadratic, -0.5 * logdet)

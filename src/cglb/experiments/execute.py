@@ -19,7 +19,9 @@ from cglb.experiments.runs import Run, cg_steps, is_complete
 from cglb.experiments.spec import Budget, Spec
 from cglb.kernels import Matern32
 from cglb.model import GP
+from cglb.training.free import SOFTPLUS
 from cglb.training.history import Fit
+from cglb.training.options import Schedule
 from cglb.training.trainer import train
 
 __all__ = ["Options", "execute", "load", "work"]
@@ -160,6 +162,8 @@ def _learn(run: Run, split: Split, options: Options, callback: Callable[..., Non
         max_steps=options.budget.max_steps,
         max_seconds=options.budget.max_seconds,
         floor=method.noise_floor,
+        schedule=Schedule.DIRECT,
+        transform=SOFTPLUS.name,
         seed=spec.split,
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,12 +59,9 @@ def value_and_gradient(
     """
     found = factor(gp, X, y)
     slopes = found.factor.pull(gp.kernel, X, found.alpha, -0.5, -0.5, overwrite=True)
-    bars = (slopes.kernel, jnp.asarray(slopes.noise), jnp.asarray(jnp.sum(found.alpha)))
-    return (
-        found.quadratic,
-        found.logdet,
-        eqx.tree_at(lambda gp: (gp.kernel, gp.noise, gp.mean), gp, bars),
-    )
+    # slopes may be negative, which a model made by its constructor may not
+    leaves = (*jax.tree.leaves(slopes.kernel), slopes.noise, found.alpha.sum())
+    return found.quadratic, found.logdet, jax.tree.unflatten(jax.tree.structure(gp), leaves)
 
 
 def terms(
@@ -75,9 +71,11 @@ def terms(
     return _terms(gp.kernel, jnp.asarray(gp.noise), X, y - gp.mean)  # pyright: ignore[reportReturnType]
 
 
-def _exact(kernel: Kernel, noise: Number, X: Array, e: Array) -> Exact:
+def _exact(kernel: Kernel, noise: Number, X: Array, e: Vector) -> Exact:
     found = backend_of(kernel, noise, X, e).factor(kernel, noise, X)
     alpha = found.solve(e)
+    if isinstance(alpha, np.ndarray):  # a product of the two would go through JAX
+        e = np.asarray(e)
     return Exact(e @ alpha, found.logdet, alpha, found)
 
 

@@ -11,14 +11,17 @@ from cglb.methods.base import (
     names,
 )
 from cglb.methods.cglb import CGLB
+from cglb.methods.choice import AUTO, Choice, choose
 from cglb.methods.exact import Exact
 from cglb.methods.iterative import Iterative
 from cglb.methods.sgpr import SGPR
 from cglb.methods.stages import Stage, Start
 
 __all__ = [
+    "AUTO",
     "CGLB",
     "SGPR",
+    "Choice",
     "Conditioned",
     "Evaluation",
     "Exact",
@@ -27,6 +30,7 @@ __all__ = [
     "Prepared",
     "Stage",
     "Start",
+    "choose",
     "condition",
     "find",
     "finite_or_none",

@@ -257,7 +257,7 @@ def find(method: str | Method, settings: Mapping[str, Any] | None = None) -> Met
     if isinstance(method, Method):
         return method
     if method not in _METHODS:
-        raise ValueError(f"method must be one of {', '.join(_METHODS)}, found {method!r}.")
+        raise ValueError(f"method must be one of auto, {', '.join(_METHODS)}, found {method!r}.")
     cls = _METHODS[method]
     known = {field.name for field in dataclasses.fields(cls)}
     return cls(**{name: value for name, value in (settings or {}).items() if name in known})

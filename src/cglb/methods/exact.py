@@ -22,7 +22,7 @@ from cglb.methods.base import (
 from cglb.methods.stages import Stage, first_on_part
 from cglb.posteriors.cholesky import exact_at
 
-__all__ = ["Exact"]
+__all__ = ["Exact", "memory_needed"]
 
 # arrays [n, n] that are alive at once
 ALIVE = 3
@@ -65,10 +65,15 @@ class Exact(Method, name="exact"):
 
     def points(self, n: int, wanted: int | str, memory_gb: float | None) -> int:
         """None: what must fit are arrays [n, n]."""
-        needed = ALIVE * FLOAT * n * n / 2**30
+        needed = memory_needed(n)
         if memory_gb is not None and needed > memory_gb:
             raise ValueError(
                 f"method='exact' needs about {needed:.1f} GB for {n} rows, more than memory_gb="
                 f"{memory_gb}. Use method='cglb'."
             )
         return 0
+
+
+def memory_needed(n: int) -> float:
+    """GB for n rows."""
+    return ALIVE * FLOAT * n * n / 2**30

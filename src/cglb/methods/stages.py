@@ -60,7 +60,7 @@ class Start:
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(gp.kernel)]
         single = sum(getattr(path[-1], "name", "") == "variance" for path in paths) == 1
         kernel = jax.tree_util.tree_map_with_path(begin, gp.kernel)
-        return GP(kernel, self.noise * scale, float(np.mean(np.asarray(y))))
+        return GP(kernel, np.asarray(self.noise * scale), np.asarray(np.mean(np.asarray(y))))
 
 
 GIVEN = Start(None)
@@ -148,7 +148,7 @@ GROWN_STEPS, GROWN_SHARE = 60, 0.4
 SEARCH_FLOOR = 1e-3
 # Nats that five steps must gain. A part of the rows knows the optimum of all rows to within some nats;
 # on all rows the last digits of a prediction matter.
-PART_GAIN, LAST_GAIN, LAST_GAIN_PER_ROW = 0.5, 0.02, 1e-4
+SEARCH_GAIN, GROWN_GAIN, LAST_GAIN, LAST_GAIN_PER_ROW = 1.0, 0.5, 0.02, 1e-4
 
 
 def progressive(
@@ -156,6 +156,7 @@ def progressive(
     n: int,
     parts: Sequence[int],
     exact: Callable[[], Method],
+    starts: Sequence[Start] = (GIVEN, *STARTS),
     joint: bool = False,
 ) -> tuple[Stage, ...]:
     """Stages on growing parts of the rows: exact on few, then `method`; all rows last.
@@ -165,6 +166,7 @@ def progressive(
         n: training rows.
         parts: numbers of rows to train on before all of them, growing.
         exact: makes the exact method, for few rows.
+        starts: where the searches on the fewest rows begin.
         joint: whether the last stage optimises inducing points too.
     """
     sizes = [part for part in parts if n >= GROWTH * part]
@@ -179,15 +181,13 @@ def progressive(
         rows=first,
         steps=SEARCH_STEPS,
         share=SEARCH_SHARE,
-        gain=PART_GAIN,
+        gain=SEARCH_GAIN,
         extra=True,
         noise_floor=SEARCH_FLOOR if sizes else 0.0,
     )
-    grown = Stage(
-        method, steps=GROWN_STEPS, share=GROWN_SHARE, gain=PART_GAIN, extra=True, noise_floor=SEARCH_FLOOR
-    )
+    grown = replace(search, steps=GROWN_STEPS, share=GROWN_SHARE, gain=GROWN_GAIN)
     return (
-        *(replace(search, start=start) for start in (GIVEN, *STARTS)),
+        *(replace(search, start=start) for start in starts),
         *(replace(grown, method=on(rows), rows=rows) for rows in sizes[1:]),
         Stage(method, gain=gain, joint=joint),
     )

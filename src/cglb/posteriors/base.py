@@ -40,6 +40,11 @@ class Posterior(eqx.Module):
 
     exact: ClassVar[bool] = False
 
+    @property
+    def solved(self) -> bool:
+        """Whether its mean is that of the exact posterior, to CG's tolerance, but its variance not."""
+        return False
+
     gp: eqx.AbstractVar[GP]
 
     def __init_subclass__(cls, **options: Any) -> None:

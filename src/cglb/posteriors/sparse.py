@@ -59,6 +59,10 @@ class SparsePosterior(Posterior):
             parts = (system.X, solution.v, system.Z, weights)
         return cls(system.gp, *parts, factors.L, factors.LB)
 
+    @property
+    def solved(self) -> bool:
+        return self.v is not None
+
     def _mean(self, X_star: Array) -> Array:
         sparse = in_batches(_sparse_mean, self._without_rows, X_star)
         if self.X is None or self.v is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cglb.methods import Exact
 from cglb.methods.base import Method
-from cglb.methods.stages import EXACT_ROWS, Stage, progressive
+from cglb.methods.stages import EXACT_ROWS, GIVEN, STARTS, Stage, Start, progressive
 from cglb.training.free import LOG, TRANSFORMS
 
 __all__ = ["STEPS_PER_ROUND", "Options", "Schedule", "check_stages", "default_stages", "share_until"]
@@ -42,6 +42,8 @@ class Options:
             does. A method that has stages of its own is always trained by those.
         parts: rows to train on before all of them in a progressive schedule, growing. Those that are
             not much fewer than all are left out.
+        starts: where a progressive schedule begins to search: at the given model and, by default, at
+            four others.
         subset: rows that a direct schedule begins on, if that pays. None to begin on all rows.
         floor: as in `Parameters`; None is the method's own.
         fixed: as in `Parameters`.
@@ -58,6 +60,7 @@ class Options:
     steps_per_round: int = STEPS_PER_ROUND
     schedule: str = Schedule.PROGRESSIVE
     parts: tuple[int, ...] = (500, 2500, 10_000)
+    starts: tuple[Start, ...] = (GIVEN, *STARTS)
     subset: int | None = 10_000
     floor: float | Mapping[str, float] | None = None
     fixed: tuple[str, ...] = ()
@@ -72,7 +75,11 @@ class Options:
                 raise ValueError(f"{name} must be at least 1, found {value}.")
         if list(self.parts) != sorted(set(self.parts)) or any(part < 2 for part in self.parts):
             raise ValueError(f"parts must be growing numbers of at least 2 rows, found {self.parts}.")
-        Schedule(self.schedule)
+        if not self.starts:
+            raise ValueError("starts must name at least one start, such as GIVEN.")
+        if self.schedule not in list(Schedule):
+            known = ", ".join(Schedule)
+            raise ValueError(f"schedule must be one of {known}, found {self.schedule!r}.")
         if self.transform not in TRANSFORMS:
             known = ", ".join(TRANSFORMS)
             raise ValueError(f"transform must be one of {known}, found {self.transform!r}.")
@@ -106,7 +113,7 @@ def default_stages(method: Method, n: int, given: int, options: Options) -> tupl
     if method.exact_first and options.schedule == Schedule.PROGRESSIVE:
         # inducing points that are given must be no more than the rows of a stage that uses them
         parts = [part for part in options.parts if part <= EXACT_ROWS or part >= given]
-        return progressive(method, n, parts, Exact, joint)
+        return progressive(method, n, parts, Exact, options.starts, joint)
     part = options.subset
     if part is not None and part < given:
         part = None

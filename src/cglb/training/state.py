@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +47,16 @@ START_NOT_FINITE = (
 )
 # entries of a snapshot's document that are fields of the state
 SAVED = ("stage", "number", "bound", "reached", "gained", "bounds", "before", "extra", "history")
+
+
+class _Begin(NamedTuple):
+    """Where a stage may begin, and the evaluation there."""
+
+    free: np.ndarray
+    prepared: Prepared
+    Z: Array | None
+    point: Point
+    newest: tuple[bytes, Any]
 
 
 @dataclass
@@ -214,58 +224,50 @@ class State:
     # ---- stages ----
 
     def _begin_stage(self) -> None:
-        """Choose where to begin, select inducing points and evaluate the start."""
-        problem, stage = self.problem, self._stage
+        """Begin at the stage's own start, at the best end of the searches, or where the last ended."""
+        stage = self._stage
+        moved = self.stage == 0 or self.problem.rows(self.stage) != self.problem.rows(self.stage - 1)
+        elsewhere = stage.start is not None or self.ends
+        if moved or elsewhere or not stage.method.needs_points:
+            self.v = self.columns = None
+        if elsewhere:
+            self.Z = self.system = None
+        places = self.ends or [self.free]
         if stage.start is not None:
-            self.free, self.system = problem.start(self.stage), None
-        elif self.ends:
-            self._begin_at_the_best_end()
-            return
-        if self._select_and_begin():
-            return
-        if not self.history and self._last:
-            raise ValueError(START_NOT_FINITE)
-        if stage.start is not None:
+            places = [self.problem.start(self.stage)]
+        found = [begin for free in places if (begin := self._first(free, moved)) is not None]
+        if found:
+            best = max(found, key=lambda begin: begin.point.value)
+            self.free, self._newest = best.free, best.newest
+            if stage.start is None:
+                self.ends = []
+            self._begin_round(best.prepared, best.Z, best.point)
+        elif stage.start is not None and not self._last:
             self._next_stage()  # another start may do
+        elif not self.history:
+            raise ValueError(START_NOT_FINITE)
         else:
             self.ending = Ending.NOT_FINITE
 
-    def _begin_at_the_best_end(self) -> None:
-        """Evaluate the ends of the searches as this stage does, and begin at the best."""
-        found = []
-        for free in self.ends:
-            self.free, self.system, self.Z, self.v, self.columns = free, None, None, None, None
-            if self._select_and_begin():
-                found.append((self.bound, free))
-        if not found:
-            raise ValueError(START_NOT_FINITE)
-        best = max(found, key=lambda one: one[0])
-        if best[1] is not self.free:
-            self.free, self.system, self.Z, self.v, self.columns = best[1], None, None, None, None
-            self._select_and_begin()
-        self.ends = []
-
-    def _select_and_begin(self) -> bool:
-        """Select inducing points and evaluate the start; False if it is not finite."""
+    def _first(self, free: np.ndarray, moved: bool) -> _Begin | None:
+        """Select inducing points and evaluate there; None if that is not finite."""
         problem, stage = self.problem, self._stage
-        moved = self.stage == 0 or problem.rows(self.stage) != problem.rows(self.stage - 1)
-        if moved or not stage.method.needs_points:
-            self.v = self.columns = None
+        self.free = free
         candidates: list[Array | None] = [None]
         if stage.method.needs_points:
-            kept = problem.Z if moved else self.Z
+            fresh = moved or self.Z is None
+            kept = problem.Z if fresh else self.Z
             # given points are kept at the start, those of a joint optimisation always
-            if kept is not None and (moved or stage.joint):
+            if kept is not None and (fresh or stage.joint):
                 candidates = [kept]
             else:
-                selected = problem.select(self.free, self.stage, self.number)
+                selected = problem.select(free, self.stage, self.number)
                 candidates = [selected] if kept is None else [selected, kept]
         for Z in candidates:
-            prepared, found = self._try(Z)
-            if found is not None:
-                self._begin_round(prepared, Z, found)
-                return True
-        return False
+            prepared, point = self._try(Z)
+            if point is not None:
+                return _Begin(free, prepared, Z, point, self._newest)
+        return None
 
     def _next_stage(self) -> None:
         if self._stage.start is not None and self.run is not None:
@@ -281,8 +283,6 @@ class State:
         if self._last or self._done == self.before:
             return False
         if self._steps_are_over() or self._out_of_time():
-            return True
-        if self._stage.extra and self._done - self.before >= self.problem.options.max_steps:
             return True
         if self._stage.extra or self._share == 1.0:
             return False

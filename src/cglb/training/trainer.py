@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 
 from cglb import methods
 from cglb.core.validation import boundary
-from cglb.methods import CGLB
 from cglb.methods.base import Method
 from cglb.methods.stages import Stage
 from cglb.model import GP
@@ -37,7 +36,7 @@ def train(
     gp: GP,
     X: Float[Array, "n d"],
     y: Float[Array, " n"],
-    method: str | Method = CGLB(),  # noqa: B008 (frozen)
+    method: str | Method = methods.AUTO,
     *,
     Z: Float[Array, "m d"] | None = None,
     stages: tuple[Stage, ...] | None = None,
@@ -52,7 +51,8 @@ def train(
         gp: the model to start from.
         X: training inputs.
         y: training targets.
-        method: a method or its name.
+        method: a method or its name; "auto" is exact for few rows and CGLB with the tightest bound that
+            pays for more.
         Z: inducing points to start from; by default greedy ones.
         stages: of training; by default the method's own. A stage ends when it has converged, after its
             own number of steps, or at its share of `max_steps` or of `max_seconds`.
@@ -64,7 +64,8 @@ def train(
             its step or time limit goes on if it is given more; one that ended otherwise comes back as
             it is.
         **options: the fields of `Options`: num_inducing, optimize_inducing, max_steps, max_seconds,
-            steps_per_round, subset, floor, fixed, transform, seed, checkpoint_seconds.
+            steps_per_round, schedule, parts, starts, subset, floor, fixed, transform, seed,
+            checkpoint_seconds.
 
     Returns:
         The trained model. Its arrays are NumPy's.
@@ -73,7 +74,7 @@ def train(
         ValueError: if the bound is not finite at the start, or if an option makes no sense.
         StoreError: if `checkpoint` is the file of another fit, or damaged.
     """
-    chosen, asked = methods.find(method), Options(**options)
+    chosen, asked = methods.choose(method, X.shape[0]).method, Options(**options)
     if stages is None:
         stages = default_stages(chosen, X.shape[0], 0 if Z is None else len(Z), asked)
     elif asked.optimize_inducing:

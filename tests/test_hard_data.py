@@ -134,13 +134,14 @@ def test_units_that_are_powers_of_two_change_no_bit(method, power_X, power_y):
 @pytest.mark.parametrize("unit", [1e12, 1e-12])
 def test_huge_and_tiny_units_side_by_side(unit):
     units = np.array([unit, 1.0 / unit])
-    model = make().fit(X * units, Y * unit)
+    # the best of several searches may be another one after rounding
+    model, other = (make(schedule="direct").fit(*data) for data in ((X * units, Y * unit), (X, Y)))
     mean, std = model.predict(NEW * units, return_std=True)
-    expected, expected_std = fitted().predict(NEW, return_std=True)
+    expected, expected_std = other.predict(NEW, return_std=True)
     np.testing.assert_allclose(mean, expected * unit, rtol=1e-6)
     np.testing.assert_allclose(std, expected_std * unit, rtol=1e-6)
     shift = 40 * np.log(unit)  # a density of y has units, too
-    assert model.evidence().lower == pytest.approx(fitted().evidence().lower - shift, abs=1e-4)
+    assert model.evidence().lower == pytest.approx(other.evidence().lower - shift, abs=1e-4)
 
 
 def test_origins_far_away():

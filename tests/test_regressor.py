@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import problems
 import pytest
 from scipy.stats import multivariate_normal, norm
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -34,7 +35,7 @@ METHODS = ("cglb", "sgpr", "exact")
 
 
 def make(method="cglb", **settings):
-    return GPRegressor(method, **{"num_inducing": 8, "max_steps": 4, **settings})
+    return GPRegressor(method, **{"num_inducing": 8, "max_steps": 4, "schedule": "direct", **settings})
 
 
 @functools.cache
@@ -132,9 +133,9 @@ def test_relevance_is_one_for_the_input_that_matters_most():
 @pytest.mark.parametrize("method", METHODS)
 def test_predictions_agree_with_each_other(method):
     model = fitted(method)
-    mean, std = model.predict(NEW, return_std=True)
+    mean, std = model.predict(NEW, return_std=True, variance="sgpr")
     also, covariance = model.predict(NEW, return_cov=True)
-    latent_mean, latent_std = model.predict_f(NEW, return_std=True)
+    latent_mean, latent_std = model.predict_f(NEW, return_std=True, variance="sgpr")
     _, latent_covariance = model.predict_f(NEW, return_cov=True)
     for other in (model.predict(NEW), also, latent_mean, model.predict_f(NEW)):
         np.testing.assert_array_equal(other, mean)
@@ -214,7 +215,9 @@ def test_an_update_conditions_on_all_rows(method):
     expected = fresh.mean(where) * model.y_scale_ + model.y_shift_
     np.testing.assert_allclose(model.predict(X[:10]), expected, atol=0.01 * model.y_scale_)
     spread = np.sqrt(fresh.variance(where) + float(model.gp_.noise)) * model.y_scale_
-    np.testing.assert_allclose(model.predict(X[:10], return_std=True)[1], spread, rtol=1e-6)
+    np.testing.assert_allclose(
+        model.predict(X[:10], return_std=True, variance="sgpr")[1], spread, rtol=1e-6
+    )
     assert np.abs(model.predict(NEW) - before).max() > 10.0
     assert str(model.gp_) == str(fitted(method).gp_)
     assert float(model.gp_.noise) == float(fitted(method).gp_.noise)  # hyperparameters stay
@@ -260,7 +263,7 @@ def test_a_bracket_of_an_exact_model_is_a_point():
 
 
 def test_a_way_to_a_variance_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="variance must be one of sgpr, local, cg, found 'love'"):
+    with pytest.raises(ValueError, match="variance must be one of auto, sgpr, local, cg, found 'love'"):
         fitted("cglb").predict(X[:3], variance="love")
     with pytest.raises(ValueError, match="variances, not covariances"):
         fitted("cglb").predict(X[:3], return_cov=True, variance="cg")
@@ -368,9 +371,13 @@ OPTIONS = {
     "max_steps": (2, lambda model: model.n_iter_),
     "noise_floor": (0.5, lambda model: float(model.gp_.noise) >= 0.5),
     "random_state": (1, lambda model: model.evidence().width),
+    "schedule": ("progressive", lambda model: model.n_iter_),
+    "max_seconds": (1e-9, lambda model: model.n_iter_),
+    "noise": (1e6, lambda model: float(model.gp_.noise)),
+    "fixed": (("kernel.variance",), lambda model: float(model.gp_.kernel.variance) == 1.0),
 }
 # these have tests of their own below, and in test_hard_data.py
-ELSEWHERE = {"drop_missing", "memory_gb", "progress", "checkpoint"}
+ELSEWHERE = {"drop_missing", "memory_gb", "progress", "checkpoint", "warm_start"}
 
 
 def test_every_option_is_tested():
@@ -381,6 +388,40 @@ def test_every_option_is_tested():
 def test_every_option_changes_the_fit(option):
     value, observe = OPTIONS[option]
     assert observe(make(**{option: value}).fit(X, Y)) != observe(fitted())
+
+
+def test_a_warm_start_goes_on_from_the_last_model():
+    model = make("exact", warm_start=True, max_steps=3).fit(X, Y)
+    first = model.fit_report_.bound
+    assert model.fit(X, Y).history_[0]["bound"] > first
+    assert make("exact", max_steps=3).fit(X, Y).fit(X, Y).fit_report_.bound == first
+
+
+def test_a_fixed_noise_in_the_users_units_stays():
+    known = 0.01 * np.var(Y)
+    model = make("exact", noise=known, fixed=("noise",)).fit(X, Y)
+    assert float(model.gp_.noise) * model.y_scale_**2 == pytest.approx(known, rel=1e-12)
+
+
+def test_what_a_user_should_know_is_a_warning():
+    with pytest.warns(ConvergenceWarning, match="step limit"):
+        make("exact", max_steps=1).fit(X, Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        found = GPRegressor().fit(X, Y)
+    assert found.fit_report_.stop == "converged"
+    assert found.fit_report_.concerns == ()
+
+
+def test_the_method_is_chosen_by_the_rows_and_the_report_says_why(monkeypatch):
+    assert "Method: exact (up to 4000 rows" in str(GPRegressor().fit(X, Y).fit_report_)
+    monkeypatch.setattr("cglb.methods.choice.EXACT_ROWS", 39)
+    model = GPRegressor(num_inducing=8, max_steps=2).fit(X, Y)
+    assert "Method: cglb (above 39 rows" in str(model.fit_report_)
+    assert model.method_.logdet == "auto"
+    np.testing.assert_array_equal(
+        model.predict(NEW, return_std=True)[1], model.predict(NEW, return_std=True, variance="local")[1]
+    )
 
 
 def test_the_floor_of_the_noise_is_reported_when_reached():
@@ -415,7 +456,7 @@ def test_without_a_seed_a_fit_repeats_itself_and_leaves_the_global_generator_alo
 
 
 def test_auto_takes_every_row_while_there_are_few():
-    model = GPRegressor(max_steps=1).fit(X, Y)
+    model = GPRegressor("cglb", max_steps=1).fit(X, Y)
     assert len(model._Z) == 40
     assert model.evidence().width < 0.1
 
@@ -451,7 +492,7 @@ def test_a_checkpoint_makes_a_second_fit_free(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"method": "magic"}, "method must be one of cglb, exact, iterative, sgpr"),
+        ({"method": "magic"}, "method must be one of auto, cglb, exact, iterative, sgpr"),
         ({"kernel": "magic"}, "no kernel called .magic.. There are: .*RBF"),
         ({"kernel": cglb.RBF(np.ones(3))}, "3 lengthscales, but the data has 2 columns"),
         ({"logdet": "magic"}, "logdet must be one of"),

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import cglb
 from cglb import CGLB, SGPR, Exact, Stage, bounds
 from cglb.core import validation
-from cglb.methods import base, stages
+from cglb.methods import base
+from cglb.methods.stages import STALL
 from cglb.optimisers.adam import Adam
 from cglb.optimisers.base import Ending
 from cglb.training import clock, problem, state
@@ -419,8 +420,7 @@ def test_a_round_ends_where_its_bound_has_all_but_stopped_rising():
         # a round's own start is not in the history: its first step is a lower limit of the gain
         gains = [bound[i] - bound[i - state.STALL_STEPS] for i in windows]
         assert all(
-            gain >= stages.STALL * (bound[i] - bound[0])
-            for i, gain in zip(windows, gains[:-1], strict=False)
+            gain >= STALL * (bound[i] - bound[0]) for i, gain in zip(windows, gains[:-1], strict=False)
         )
         if number < len(found) - 1:
             assert len(rows) < 60

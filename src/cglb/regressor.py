@@ -69,8 +69,10 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             points leave much to do).
         optimize_inducing: optimise inducing points by gradient (the paper's way) instead of selecting
             them anew in rounds.
-        max_steps: accepted optimiser steps at most, after the searches that come first: up to 60 each,
-            on up to 500 rows. Training ends earlier when it has converged.
+        schedule: "progressive" (default) searches from several starts on few rows, goes on with the best
+            on more rows, and ends on all; "direct" trains on all rows from one start, as the paper does.
+        max_steps: accepted optimiser steps at most, after the searches of a progressive schedule: up to
+            60 each, on up to 500 rows. Training ends earlier when it has converged.
         max_seconds: seconds of training at most; None for no limit. It is looked at before each
             evaluation.
         noise: the noise variance to start from, in the squared units of y; None to search for one.
@@ -125,6 +127,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         cg_tolerance: float = 1.0,
         precondition: str | Preconditioning = "auto",
         optimize_inducing: bool = False,
+        schedule: str = "progressive",
         max_steps: int = 1000,
         max_seconds: float | None = None,
         noise: float | None = None,
@@ -144,6 +147,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         self.cg_tolerance = cg_tolerance
         self.precondition = precondition
         self.optimize_inducing = optimize_inducing
+        self.schedule = schedule
         self.max_steps = max_steps
         self.max_seconds = max_seconds
         self.noise = noise
@@ -186,7 +190,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             optimize_inducing=self.optimize_inducing,
             max_steps=self.max_steps,
             max_seconds=self.max_seconds,
-            schedule=Schedule.DIRECT if again else Schedule.PROGRESSIVE,
+            schedule=Schedule.DIRECT if again else self.schedule,
             starts=(GIVEN, *STARTS) if self._names_a_start else STARTS,
             floor=floor,
             fixed=tuple(self.fixed),

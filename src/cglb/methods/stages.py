@@ -34,7 +34,7 @@ class Start:
 
     Attributes:
         lengthscale: in units of the typical distance between rows, √d times the standard deviation of
-            the column; None leaves the model as it was given.
+            the column, d columns that vary; None leaves the model as it was given.
         noise: the noise variance, in units of the variance of y.
     """
 
@@ -46,7 +46,8 @@ class Start:
         if self.lengthscale is None:
             return gp
         spread = np.std(np.asarray(X), axis=0)
-        spread = np.where(spread > 0.0, spread, 1.0) * np.sqrt(len(spread)) * self.lengthscale
+        columns = max(1, int(np.sum(spread > 0.0)))
+        spread = np.where(spread > 0.0, spread, 1.0) * np.sqrt(columns) * self.lengthscale
         scale = float(np.var(np.asarray(y))) or 1.0
 
         def begin(path: tuple, value: Array) -> np.ndarray | Array:
@@ -55,7 +56,7 @@ class Start:
                 fits = np.shape(value) == spread.shape
                 return spread if fits else np.full(np.shape(value), np.mean(spread))
             # a combination has several variances, whose relations are the user's
-            return np.asarray(scale) if name == "variance" and single else value
+            return np.asarray(scale) if name == "variance" and single and value.ndim == 0 else value
 
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(gp.kernel)]
         single = sum(getattr(path[-1], "name", "") == "variance" for path in paths) == 1

@@ -227,6 +227,11 @@ class Method(abc.ABC):
         """How many points "auto" takes at most."""
         return AUTO_POINTS
 
+    @property
+    def in_training(self) -> Method:
+        """This method for a progressive schedule: itself unless it can save work far from the optimum."""
+        return self
+
     def with_points(self, m: int) -> Method:
         """This method for m points; itself unless their number is one of its settings."""
         return self

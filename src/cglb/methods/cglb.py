@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Array, Float
@@ -27,6 +27,9 @@ from cglb.methods.stages import Stage, first_on_part
 from cglb.posteriors import SparsePosterior
 
 __all__ = ["CGLB"]
+
+# CG's step limit in a progressive schedule
+TRAINING_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,12 @@ class CGLB(Method, name="cglb"):
     @property
     def solver(self) -> Solver:
         return Solver(self.cg_tolerance, self.cg_max_steps, self.precondition, self.mixed, self.jitter)
+
+    @property
+    def in_training(self) -> CGLB:
+        """With fewer steps of CG: only trials of a line search that go much too far need more, and these
+        are rejected all the sooner."""
+        return replace(self, cg_max_steps=min(self.cg_max_steps, TRAINING_STEPS))
 
     def prepare(self, system: System) -> Prepared:
         return sparse.prepare(self.logdet, system)

@@ -170,6 +170,7 @@ def progressive(
         starts: where the searches on the fewest rows begin.
         joint: whether the last stage optimises inducing points too.
     """
+    method = method.in_training
     sizes = [part for part in parts if n >= GROWTH * part]
 
     def on(rows: int) -> Method:

@@ -80,9 +80,7 @@ def draw_training(model: GPRegressor, path: Path) -> None:
     steps = [row["step"] for row in history]
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 4.6), sharex=True, height_ratios=[2, 1])
     top.plot(steps, [row["bound"] for row in history], color="C0")
-    top.set(
-        ylabel="bound [nats]", title="The bound during the last stage of training"
-    )
+    top.set(ylabel="bound [nats]", title="The bound during the last stage of training")
     bottom.bar(steps, [row["cg_steps"] for row in history], color="0.5")
     bottom.set(xlabel="optimiser step", ylabel="CG steps")
     for axis in (top, bottom):

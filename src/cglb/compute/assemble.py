@@ -25,10 +25,12 @@ from cglb.kernels.base import Kernel
 __all__ = [
     "SIZES",
     "Weights",
+    "between",
     "covariance",
     "covariance_and_pull",
     "cross",
     "dense",
+    "prior_variances",
     "pull_half",
     "upper_triangle",
     "whole",
@@ -115,6 +117,32 @@ def upper_triangle(
     return K_hat
 
 
+def between(threads: Threads, kernel: Kernel, X1: Any, X2: Any) -> Float[np.ndarray, "n1 n2"]:
+    """K(X1, X2) of rows [n1, d] and [n2, d], by tiles: the same few programs for every n1 and n2."""
+    (rows, blocks1), (columns, blocks2) = _blocked(X1), _blocked(X2)
+    K = np.empty((rows.n, columns.n), dtype=X1.dtype)
+    no_noise = np.zeros((), dtype=X1.dtype)
+
+    def fill(i: int, j: int) -> None:
+        here, there = rows.rows(i), columns.rows(j)
+        tile = np.asarray(_tile(kernel, no_noise, blocks1[i], blocks2[j], False))
+        K[here, there] = tile[: here.stop - here.start, : there.stop - there.start]
+
+    threads.for_each(fill, [(i, j) for i in range(rows.count) for j in range(columns.count)])
+    return K
+
+
+def prior_variances(kernel: Kernel, X: Any) -> Float[np.ndarray, " n"]:
+    """kernel.diag(X) in blocks: the same few programs for every n."""
+    blocking, blocks = _blocked(X)
+    return np.concatenate([np.asarray(_diag(kernel, block)) for block in blocks])[: blocking.n]
+
+
+@jax.jit
+def _diag(kernel: Kernel, X: Array) -> Array:
+    return kernel.diag(X)
+
+
 class Weights(NamedTuple):
     """The symmetric matrix W = logdet_bar·K̂⁻¹ − quadratic_bar·ααᵀ."""
 
@@ -171,6 +199,8 @@ class _Tile(NamedTuple):
 @jax.jit
 def _tile(kernel: Kernel, noise: Array, X1: Array, X2: Array, diagonal: Array) -> Array:
     K = kernel(X1, X2)
+    if K.shape[0] != K.shape[1]:  # between two sets of rows: no tile is on a diagonal
+        return K
     return jnp.where(diagonal, _exact_diagonal(K, kernel.diag(X1) + noise), K)
 
 

@@ -85,6 +85,11 @@ class XLA:
         return True
 
     @property
+    def arrays(self) -> Any:
+        """The module of arrays that its dense results come in."""
+        return jnp
+
+    @property
     def chunk(self) -> int:
         """Rows of k(X, Z) that are made or pulled back at a time."""
         return self.chunk_rows or (CPU_CHUNK if self.platform == "cpu" else ACCELERATOR_CHUNK)
@@ -123,6 +128,16 @@ class XLA:
             return None
         return _Whole(assemble.whole(kernel, noise, X))
 
+    def between(
+        self, kernel: Kernel, X1: Any, X2: Any
+    ) -> Float[Array, "n1 n2"] | Float[np.ndarray, "n1 n2"]:
+        """K(X1, X2) as one array."""
+        return assemble.cross(kernel, X1, X2)
+
+    def prior_variances(self, kernel: Kernel, X: Any) -> Float[Array, " n"] | Float[np.ndarray, " n"]:
+        """k(x, x) for each row."""
+        return kernel.diag(X)
+
     def factor(self, kernel: Kernel, noise: Number, X: Float[Array, "n d"]) -> Factor:
         """K̂ = LLᵀ: n³/3 flops."""
         return XLAFactor.of(kernel, noise, X)
@@ -147,6 +162,10 @@ class CPU(XLA):
     @property
     def parallel(self) -> Threads:
         return Threads(self.width)
+
+    @property
+    def arrays(self) -> Any:
+        return np  # a slice or a sum of JAX's is compiled for each shape
 
     @property
     def compiles_loops(self) -> bool:
@@ -185,6 +204,12 @@ class CPU(XLA):
         if X.shape[0] ** 2 // 2 * X.dtype.itemsize > memory_gb * GB:
             return None
         return blas.SymmetricHalf(assemble.upper_triangle(self.parallel, kernel, noise, X))
+
+    def between(self, kernel: Kernel, X1: Any, X2: Any) -> Float[np.ndarray, "n1 n2"]:
+        return assemble.between(self.parallel, kernel, X1, X2)
+
+    def prior_variances(self, kernel: Kernel, X: Any) -> Float[np.ndarray, " n"]:
+        return assemble.prior_variances(kernel, X)
 
     def factor(self, kernel: Kernel, noise: Number, X: Float[Array, "n d"]) -> Factor:
         return InPlaceFactor.of(self.parallel, kernel, noise, X)

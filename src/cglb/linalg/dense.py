@@ -38,7 +38,8 @@ def factor(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> Exact:
         numpy.linalg.LinAlgError: if K̂ is not positive definite in the precision of X (inside a trace the
             numbers are NaN instead).
     """
-    found = _exact(gp.kernel, gp.noise, X, y - gp.mean)
+    arrays = backend_of(gp, X, y).arrays
+    found = _exact(gp.kernel, gp.noise, X, arrays.asarray(y) - arrays.asarray(gp.mean))
     if not is_traced(found.logdet) and not np.isfinite(float(found.logdet)):
         raise np.linalg.LinAlgError(
             f"K + noise·I [{X.shape[0]} x {X.shape[0]}] is not positive definite in {X.dtype} at noise "

@@ -229,7 +229,7 @@ class Method(abc.ABC):
 
     @property
     def in_training(self) -> Method:
-        """This method for a progressive schedule: itself unless it can save work far from the optimum."""
+        """This method for a progressive schedule: itself unless it can save work there."""
         return self
 
     def with_points(self, m: int) -> Method:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import jax
+from collections.abc import Iterator
+from typing import Any
+
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from cglb.bounds.terms import BoundTerms
-from cglb.compute.backend import backend_of
+from cglb.compute.backend import Backend, backend_of
 from cglb.core.validation import boundary
-from cglb.kernels import Kernel
 from cglb.linalg import dense
 from cglb.model import GP
-from cglb.posteriors.base import Posterior, batches, cross_mean
+from cglb.posteriors.base import Posterior
 
 __all__ = ["ExactPosterior", "exact", "exact_at"]
 
@@ -40,29 +41,30 @@ class ExactPosterior(Posterior):
     lml: Float[Array, ""]
 
     def _mean(self, X_star: Array) -> Array:
-        return cross_mean(self.gp, self.X, self.alpha, X_star)
+        backend = backend_of(self, X_star)
+        xp = backend.arrays
+        alpha, mean = xp.asarray(self.alpha), xp.asarray(self.gp.mean)
+        found = [K.T @ alpha + mean for _, K in self._batches(backend, X_star)]
+        return jnp.asarray(xp.concatenate(found))
 
     def _variance(self, X_star: Array) -> Array:
-        factor = backend_of(self.L, X_star).factor_of(self.L)
-        parts = []
-        for rows, real in batches(X_star, BATCH_ROWS):
-            B = factor.half_solve(_cross(self.gp.kernel, self.X, rows))
-            parts.append(_unexplained(self.gp.kernel, rows, jnp.asarray(B))[:real])
-        return jnp.concatenate(parts)
+        backend = backend_of(self, X_star)
+        xp, factor, found = backend.arrays, backend.factor_of(self.L), []
+        for rows, K in self._batches(backend, X_star):
+            B = factor.half_solve(K)
+            found.append(backend.prior_variances(self.gp.kernel, rows) - xp.sum(B * B, axis=0))
+        return jnp.asarray(xp.maximum(xp.concatenate(found), 0.0))
+
+    def _batches(self, backend: Backend, X_star: Array) -> Iterator[tuple[Any, Any]]:
+        """Batches of test rows and their covariances with the training rows, [n, batch]."""
+        rows = backend.arrays.asarray(X_star)
+        for start in range(0, X_star.shape[0], BATCH_ROWS):
+            batch = rows[start : start + BATCH_ROWS]
+            yield batch, backend.between(self.gp.kernel, self.X, batch)
 
     def _explained(self, X_star: Array) -> Array:
         B = solve_triangular(self.L, self.gp.kernel(self.X, X_star), lower=True)
         return B.T @ B
-
-
-@jax.jit
-def _cross(kernel: Kernel, X: Array, rows: Array) -> Array:
-    return kernel(X, rows)
-
-
-@jax.jit
-def _unexplained(kernel: Kernel, rows: Array, B: Array) -> Array:
-    return jnp.maximum(kernel.diag(rows) - jnp.sum(B * B, axis=0), 0.0)
 
 
 @boundary

@@ -71,7 +71,9 @@ class Problem:
             size = self.rows(stage)
             if size not in parts:
                 chosen = random_rows(self.n, size, self.options.seed)
-                parts[size] = (self.X[chosen], self.y[chosen])
+                # NumPy's: JAX would compile the cut for each number of rows
+                cut = (np.asarray(self.X)[chosen], np.asarray(self.y)[chosen])
+                parts[size] = (jnp.asarray(cut[0]), jnp.asarray(cut[1]))
         return parts
 
     def fingerprint(self, gp: GP) -> str:

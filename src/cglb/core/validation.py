@@ -89,6 +89,7 @@ def as_data(name: str, value: Any, ndim: int) -> jax.Array:
         raise ValueError(f"{name} is empty: found shape {array.shape}.")
     if isinstance(array, np.ndarray):
         check_finite(name, array)
+        return jax.device_put(array)  # `jnp.asarray` compiles a copy for each new shape
     return jnp.asarray(array, dtype=jnp.float64)
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GIVEN", "STARTS", "Stage", "Start", "first_on_part", "progressive"]
 
+Rows = Float[Array, "n d"] | Float[np.ndarray, "n d"]
+Targets = Float[Array, " n"] | Float[np.ndarray, " n"]
+
 # a round ends when its last steps gained less than this share of all it has gained
 STALL = 0.005
 
@@ -41,7 +44,7 @@ class Start:
     lengthscale: float | None
     noise: float = 0.1
 
-    def __call__(self, gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> GP:
+    def __call__(self, gp: GP, X: Rows, y: Targets) -> GP:
         """The model to begin with. Parameters that are not lengthscales or variances stay."""
         if self.lengthscale is None:
             return gp

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
@@ -81,5 +82,6 @@ def exact_at(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> ExactPost
     """`exact` for validated arrays."""
     found = dense.factor(gp, X, y)
     terms = BoundTerms.of(X.shape[0], found.quadratic, found.logdet)
-    L, alpha = jnp.asarray(found.factor.L), jnp.asarray(found.alpha)
+    # `jnp.asarray` would compile a copy for each new shape
+    L, alpha = jax.device_put(found.factor.L), jax.device_put(found.alpha)
     return ExactPosterior(gp, X, L, alpha, jnp.asarray(terms.value))

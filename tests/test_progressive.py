@@ -1,0 +1,215 @@
+"""Training from few rows to all: stages, starts, floors, and what it reaches beside scikit-learn."""
+
+import warnings
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+import cglb
+from cglb import CGLB, SGPR, Exact
+from cglb.methods.stages import EXACT_ROWS, GIVEN, GROWTH, SEARCH_FLOOR, STARTS, Start, progressive
+from cglb.training.options import Options, default_stages
+
+
+def toy(n, seed, d=4):
+    """y = sin 2x₀ + 0.3x₁² + 0.1ε: the other columns do not matter."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    y = np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] ** 2 + 0.1 * rng.normal(size=n)
+    return (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
+
+
+def start(d=4):
+    return cglb.GP(cglb.Matern32(np.ones(d)))
+
+
+# ---- the stages ----
+
+
+@pytest.mark.parametrize("n", [40, 700, 3000, 5000, 12_000, 30_000, 1_000_000])
+def test_stages_grow_from_few_rows_to_all_and_are_exact_on_few(n):
+    method = CGLB(logdet="chain")
+    found = default_stages(method, n, 0, Options())
+    rows = [stage.rows or n for stage in found]
+    assert rows == sorted(rows)
+    assert rows[-1] == n
+    assert found[-1].rows is None
+    assert found[-1].method == method.in_training
+    searches = [stage for stage in found if stage.start is not None]
+    assert [stage.start for stage in searches] == [GIVEN, *STARTS]
+    assert found[: len(searches)] == tuple(searches)
+    for stage in found[:-1]:
+        size = stage.rows or n
+        assert stage.rows is None or n >= GROWTH * size
+        assert isinstance(stage.method, Exact) == (size <= EXACT_ROWS)
+        assert stage.extra
+        assert stage.noise_floor == (SEARCH_FLOOR if stage.rows else 0.0)
+
+
+def test_a_method_with_stages_of_its_own_keeps_them():
+    method = cglb.Iterative()
+    assert default_stages(method, 30_000, 0, Options()) == method.stages(30_000, 10_000, False)
+    direct = default_stages(SGPR(), 30_000, 0, Options(schedule="direct"))
+    assert direct == SGPR().stages(30_000, 10_000, False)
+
+
+def test_only_the_last_stage_optimises_inducing_points():
+    found = progressive(CGLB(), 20_000, (500, 2500, 10_000), Exact, joint=True)
+    assert [stage.joint for stage in found] == [False] * (len(found) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"parts": (500, 100)}, "parts must be growing"),
+        ({"parts": (1,)}, "parts must be growing"),
+        ({"starts": ()}, "starts must name"),
+        ({"schedule": "slow"}, "schedule must be one of progressive, direct, found 'slow'"),
+        ({"transform": "square"}, "transform must be one of log, softplus, found 'square'"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        Options(**options)
+
+
+# ---- the starts ----
+
+
+def test_a_start_is_in_the_units_of_the_data():
+    X, y = toy(50, 0)
+    units = np.array([1e3, 1e-3, 1.0, 7.0])
+    small, large = Start(2.0, 0.1)(start(), X, y), Start(2.0, 0.1)(start(), X * units, 5.0 * y + 3.0)
+    np.testing.assert_allclose(large.kernel.lengthscale, small.kernel.lengthscale * units, rtol=1e-9)
+    np.testing.assert_allclose(small.kernel.lengthscale, 4.0, rtol=1e-9)  # 2√d standard deviations
+    assert float(large.kernel.variance) == pytest.approx(25.0)
+    assert float(large.noise) == pytest.approx(2.5)
+    assert float(large.mean) == pytest.approx(3.0)
+
+
+def test_a_start_leaves_what_is_no_scale_and_takes_any_kernel():
+    X, y = toy(50, 0)
+    kernel = (
+        cglb.Periodic(period=0.7) + 2.0 * cglb.RBF(np.ones(4)) + cglb.Linear(np.ones(4)).on([0, 1, 2, 3])
+    )
+    found = Start(1.0)(cglb.GP(kernel), X, y)
+    assert jax.tree.structure(found) == jax.tree.structure(cglb.GP(kernel))
+    assert [np.shape(a) for a in jax.tree.leaves(found)] == [
+        np.shape(a) for a in jax.tree.leaves(cglb.GP(kernel))
+    ]
+    assert float(found.kernel.left.left.period) == 0.7
+    assert GIVEN(cglb.GP(kernel), X, y).kernel is kernel
+
+
+def test_columns_that_do_not_vary_are_not_counted():
+    X, y = toy(50, 0)
+    wide = np.column_stack([X, np.ones((50, 5))])
+    found = Start(1.0)(start(9), wide, y)
+    np.testing.assert_allclose(found.kernel.lengthscale[:4], 2.0, rtol=1e-9)
+
+
+# ---- what is reached ----
+
+
+def fitted(n=90, parts=(30, 60), **settings):
+    X, y = toy(n, 0)
+    return cglb.train(start(), X, y, **{"method": Exact(), "parts": parts, **settings})
+
+
+def test_training_goes_on_from_the_best_end_by_the_bound_on_more_rows():
+    found = fitted()
+    X, y = toy(90, 0)
+    by_stage = {}
+    for row in found.history:
+        by_stage.setdefault(row["stage"], []).append(row)
+    searches = [rows[-1] for stage, rows in by_stage.items() if stage < 1 + len(STARTS)]
+    assert {row["rows"] for row in searches} == {30}
+    second = next(rows for rows in by_stage.values() if rows[0]["rows"] == 60)
+    chosen = np.sort(np.random.default_rng(0).permutation(90)[:60])
+
+    def lml(row):
+        p = row["parameters"]
+        kernel = cglb.Matern32([p[f"kernel.lengthscale[{i}]"] for i in range(4)], p["kernel.variance"])
+        gp = cglb.GP(kernel, p["noise"], p["mean"])
+        return float(cglb.bounds.exact(gp, X[chosen], y[chosen]).value)
+
+    best = max(lml(row) for row in searches)
+    assert second[0]["bound"] >= best - 1e-6  # its first step starts from there
+    assert found.stop == "converged"
+
+
+def test_the_noise_has_a_higher_floor_on_parts_of_the_rows_alone():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(90, 1))
+    found = cglb.train(start(1), X, np.sin(X[:, 0]), Exact(), parts=(30,))  # no noise at all
+    on_part = [row["parameters"]["noise"] for row in found.history if row["rows"] == 30]
+    assert min(on_part) >= SEARCH_FLOOR
+    assert float(found.gp.noise) < 0.1 * SEARCH_FLOOR
+
+
+def test_several_starts_are_never_worse_than_the_best_of_them():
+    X, y = toy(60, 1)
+    both = cglb.train(start(), X, y, Exact())
+    for one in (GIVEN, *STARTS):
+        alone = cglb.train(start(), X, y, Exact(), starts=(one,))
+        assert both.bound >= alone.bound - 0.1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_collapse_and_at_least_scikit_learns_optimum(seed):
+    X, y = toy(100, seed)
+    found = cglb.train(start(), X, y, Exact())
+    kernel = ConstantKernel(1.0, (1e-5, 1e8)) * Matern(np.ones(4), (1e-5, 1e8), nu=1.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = GaussianProcessRegressor(kernel + WhiteKernel(1.0, (1e-6, 1e3))).fit(X, y)
+    assert found.bound >= theirs.log_marginal_likelihood_value_ - 0.5
+    assert float(found.gp.noise) > 1e-3
+
+
+def test_a_sparse_method_ends_where_the_searches_led_it():
+    X, y = toy(80, 2)
+    found = cglb.train(start(), X, y, CGLB(logdet="chain"), num_inducing=20, parts=(30,))
+    exact = cglb.train(start(), X, y, Exact(), parts=(30,))
+    assert found.history[0]["method"] == "exact"
+    assert found.history[-1]["method"] == "cglb"
+    assert found.bound <= float(cglb.bounds.exact(found.gp, X, y).value) <= exact.bound + 0.1
+    assert float(cglb.bounds.exact(found.gp, X, y).value) > exact.bound - 5.0
+
+
+# ---- compiled programs ----
+
+
+@contextmanager
+def counted():
+    count = []
+
+    def listen(event, seconds, **_):
+        if "backend_compile" in event:
+            count.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield count
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_another_number_of_rows_compiles_next_to_nothing():
+    """A fit, predictions and updates with other numbers of rows run the programs of the first."""
+    X, y = toy(240, 0)
+    first = cglb.GPRegressor().fit(X[:200], y[:200])
+    first.predict(X[:5], return_std=True)
+    first.update(X[200:201], y[200:201])
+    with counted() as programs:
+        model = cglb.GPRegressor().fit(X[:201], y[:201])
+        model.predict(X[:7], return_std=True)
+        model.predict(X[:30], return_std=True)
+    assert programs == []
+    with counted() as programs:
+        cglb.GPRegressor().fit(X, y)
+    assert len(programs) <= 2  # copies of X and y

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -53,7 +53,7 @@ class Start:
         spread = np.where(spread > 0.0, spread, 1.0) * np.sqrt(columns) * self.lengthscale
         scale = float(np.var(np.asarray(y))) or 1.0
 
-        def begin(path: tuple, value: Array) -> np.ndarray | Array:
+        def begin(path: tuple, value: Any) -> Any:
             name = getattr(path[-1], "name", "")
             if name == "lengthscale":
                 fits = np.shape(value) == spread.shape

@@ -21,6 +21,7 @@ from cglb.compute.parallel import Threads
 from cglb.compute.tiling import Blocking, pad_rows
 from cglb.core.precision import Number
 from cglb.kernels.base import Kernel
+from cglb.kernels.distance import middle
 
 __all__ = [
     "TILE",
@@ -57,7 +58,7 @@ def covariance_and_pull(
     kernel: Kernel, X: Float[Array, "n d"]
 ) -> tuple[Float[Array, "n n"], Callable[[Array], Kernel]]:
     """K(X, X), and the gradient of Σᵢⱼ WᵢⱼKᵢⱼ in the kernel as a function of a symmetric W."""
-    F, pull_features = jax.vjp(lambda kernel: kernel.features(X, X[:1]), kernel)
+    F, pull_features = jax.vjp(lambda kernel: kernel.features(X, middle(X)), kernel)
     diag, pull_diag = jax.vjp(lambda kernel: kernel.diag(X), kernel)
 
     def pull(W: Array) -> Kernel:

@@ -382,7 +382,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             v = None if self._v is None else jnp.asarray(self._v)
             certificate = Certificate(self._system, jnp.asarray(self._y), v, memory_gb)
             if self._posterior.exact:
-                certificate.exact(float(self._posterior.lml))
+                certificate.exact((float(self._posterior.lml), self._posterior.alpha))
             found = certify_at(certificate, tolerance=tolerance, exact=exact, max_seconds=max_seconds)
         # densities of y in the user's units: the change of variables costs log(scale) per row
         return found.shifted(-len(self._y) * float(np.log(self.y_scale_)))

@@ -110,7 +110,9 @@ def compare(
             certificate.refine()
         message = _decide(found, started, max_seconds)
     evidence = {
-        name: Evidence(certificate.lower + offset, certificate.upper + offset)
+        name: Evidence(
+            certificate.lower, certificate.upper, certificate.remarks.strip(), certificate.rounding
+        ).shifted(offset)
         for name, (certificate, offset) in found.items()
     }
     order = sorted(evidence, key=lambda name: -(evidence[name].lower + evidence[name].upper))

@@ -11,6 +11,7 @@ import equinox as eqx
 from jaxtyping import Array, Float
 
 from cglb.linalg.blocks import Blocks
+from cglb.linalg.rounding import Rounding
 from cglb.linalg.view import View
 
 if TYPE_CHECKING:
@@ -73,6 +74,15 @@ class LogdetBound(eqx.Module):
     def variants(self, m: int) -> tuple[LogdetBound, ...]:
         """The forms of this bound that "auto" and the certificate try with m inducing points."""
         return (self,)
+
+    def certain(self, view: View, rounding: Rounding) -> float:
+        """The value, moved to the safe side by what rounding may have changed; NaN if it is not finite.
+
+        By default by the margin of bounds that use log|Q̂| and diag(K − Q). A bound that computes with
+        more than that gives its own. For concrete arrays.
+        """
+        sign = 1.0 if self.side == Side.ABOVE else -1.0
+        return float(self(view)) + sign * rounding.logdet
 
     @abc.abstractmethod
     def __call__(self, view: View) -> Float[Array, ""]:

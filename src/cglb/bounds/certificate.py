@@ -39,6 +39,8 @@ FIRST_INDUCING = 512
 CG_NATS = 1e-3
 # nats by which rounding may widen the first level before its factors are made anew with more jitter
 WORTH_FACTORING = 0.01
+# nats of rounding that a reader of the interval is told about
+WORTH_TELLING = 1e-6
 # the cost of a level relative to the previous one, to decide whether it fits the remaining time
 GROWTH = 4.5
 
@@ -180,7 +182,7 @@ class Certificate:
                 " K + noise·I is too ill-conditioned for float64 at this noise, and rounding alone may "
                 "change log p(y) by any amount: raise the noise, or lower the variance of the kernel."
             )
-        elif self.rounding > 0.25 * self.width:
+        elif self.rounding > max(0.25 * self.width, WORTH_TELLING):
             text += f" Rounding accounts for {2.0 * self.rounding:.2g} nats of its width."
         return text
 
@@ -218,7 +220,7 @@ class Certificate:
             known = float(terms.value), jnp.asarray(found.alpha)
         value, alpha = known
         gp = system.gp
-        error = dense_rounding(gp.kernel, float(gp.noise), system.X, e, alpha)
+        error = dense_rounding(gp.kernel, float(gp.noise), system.X, e, float(jnp.linalg.norm(alpha)))
         nats = 0.5 * (error.logdet + error.quadratic) + 4.0 * gamma(system.n) * (abs(value) + system.n)
         self._narrow(value - nats, value + nats, nats)
         self.settled = True

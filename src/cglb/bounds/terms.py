@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -19,20 +21,35 @@ class BoundTerms(eqx.Module):
         constant: −(n/2) log 2π.
         quadratic: −½·(eᵀK̂⁻¹e, or a bound on it).
         logdet: −½·(log|K̂|, or a bound on it).
+        rounding: nats by which floating-point rounding may have moved the sum, as docs/bounds.md proves;
+            infinite where float64 says nothing, 0 inside a trace and in training.
     """
 
     constant: Float[Array, ""]
     quadratic: Float[Array, ""]
     logdet: Float[Array, ""]
+    rounding: Any = 0.0
 
     @property
     def value(self) -> Number:
         """The bound itself, in nats."""
         return self.constant + self.quadratic + self.logdet
 
+    @property
+    def lower(self) -> Number:
+        """The value of a lower bound, certain in floating point: value − rounding."""
+        return self.value - self.rounding
+
+    @property
+    def upper(self) -> Number:
+        """The value of an upper bound, certain in floating point: value + rounding."""
+        return self.value + self.rounding
+
     @classmethod
-    def of(cls, n: int, quadratic: Number | float, logdet: Number | float) -> BoundTerms:
+    def of(
+        cls, n: int, quadratic: Number | float, logdet: Number | float, rounding: float = 0.0
+    ) -> BoundTerms:
         """The terms from eᵀK̂⁻¹e and log|K̂|, or from bounds on them."""
         quadratic, logdet = jnp.asarray(quadratic), jnp.asarray(logdet)
         constant = jnp.asarray(-0.5 * n * np.log(2.0 * np.pi), dtype=quadratic.dtype)
-        return cls(constant, -0.5 * quadratic, -0.5 * logdet)
+        return cls(constant, -0.5 * quadratic, -0.5 * logdet, rounding)

@@ -1,6 +1,6 @@
 """Squared distances between rows, to full relative precision where the kernel can tell.
 
-By one matrix product, r² = |s|² + |s'|² − 2sᵀs' with s = (x − origin)/scale, tiles are fast. But rounding
+By one matrix product, r² = |s|² + |s'|² − 2sᵀs' with s = (x − origin)/scale, tiles are fast. But it
 leaves an error of order 1e-16·(|s|² + |s'|²), which is far more than r² itself where rows are close and
 the origin is far away. So this form is used only where its error cannot change an entry of the kernel by
 more than `LIMIT` times the error of the best one. Elsewhere the tile is made again from differences of
@@ -106,9 +106,7 @@ def _distance(rough: bool, F1: Rows, F2: Rows, inverse: Array) -> Array:
             precise = precise | (9.0 * LIMIT**2 * r2 >= norms * norms)
         else:
             precise = precise | (norms <= LIMIT)
-        return lax.cond(
-            jnp.all(precise), lambda: r2, lambda: _differences(F1.raw, F2.raw, inverse)
-        )
+        return lax.cond(jnp.all(precise), lambda: r2, lambda: _differences(F1.raw, F2.raw, inverse))
 
     if rough:
         return checked(r2)

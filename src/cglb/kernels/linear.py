@@ -36,7 +36,7 @@ class Linear(Kernel):
         check_count("Linear", "variance", self.variance, d)
 
     def rounding(self, d: int) -> float:
-        return (d + 2.0) * UNIT  # of a sum of d products, whose sizes add up to at most √(k(x,x)k(x',x'))
+        return (d + 2.0) * UNIT  # of d products, whose sizes sum to at most √(k(x, x)k(x', x'))
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.sqrt(per_column(self.variance, d))

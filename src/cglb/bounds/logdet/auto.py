@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from cglb.bounds.logdet.base import LogdetBound, Side, by_cost
 from cglb.bounds.logdet.chain import Chain
 from cglb.linalg.blocks import BLOCK, NEIGHBOURS, Blocks, Neighbours, find_blocks
+from cglb.linalg.rounding import Rounding
 from cglb.linalg.view import View
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class Auto(LogdetBound):
             raise ValueError("No candidates yet: call prepare(system) first.")
         values = jnp.stack([bound(view) for bound in self.candidates])
         return jnp.min(jnp.where(jnp.isnan(values), jnp.inf, values))  # one NaN must not spoil them all
+
+    def margin(self, value: float, view: View, rounding: Rounding) -> float:
+        margins = [bound.margin(value, view, rounding) for bound in self.candidates]
+        return max(margins, default=rounding.logdet)
 
     def settle(self, system: System) -> LogdetBound:
         """The cheapest candidate, unless a more expensive one is tighter by `WORTH` nats."""

@@ -78,11 +78,19 @@ class LogdetBound(eqx.Module):
     def certain(self, view: View, rounding: Rounding) -> float:
         """The value, moved to the safe side by what rounding may have changed; NaN if it is not finite.
 
-        By default by the margin of bounds that use log|Q̂| and diag(K − Q). A bound that computes with
-        more than that gives its own. For concrete arrays.
+        For concrete arrays.
         """
-        sign = 1.0 if self.side == Side.ABOVE else -1.0
-        return float(self(view)) + sign * rounding.logdet
+        value = float(self(view))
+        margin = self.margin(value, view, rounding)
+        return value + margin if self.side == Side.ABOVE else value - margin
+
+    def margin(self, value: float, view: View, rounding: Rounding) -> float:
+        """How far rounding may have moved the value to the wrong side.
+
+        By default that of bounds that use log|Q̂| and diag(K − Q). A bound that computes with more than
+        that gives its own.
+        """
+        return rounding.logdet
 
     @abc.abstractmethod
     def __call__(self, view: View) -> Float[Array, ""]:

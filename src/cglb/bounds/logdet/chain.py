@@ -115,16 +115,16 @@ class Chain(LogdetBound):
             At, price = At[:, :m], price - _logdet_of_others(view.G[m:, m:])
         return chain_logdet(view.kernel, view.noise, At, view.X, self.blocks) + price
 
-    def certain(self, view: View, rounding: Rounding) -> float:
+    def margin(self, value: float, view: View, rounding: Rounding) -> float:
         """Every block of R ⪰ I has an error of at most D, which moves its part by √p·D/(1 − D)."""
-        value = float(self(view))
-        assert self.blocks is not None
+        if self.blocks is None:
+            raise ValueError("The chain has no blocks yet: call prepare(system) first.")
         count, own = self.blocks.rows.shape
         members = own + self.blocks.neighbours.shape[1]
         size = members * (1.0 + rounding.largest / rounding.noise)
         error = (rounding.entry + gamma(rounding.m + 2 * members)) * size + rounding.lost
         parts = count * own**0.5 * (error / (1.0 - error) if error < 1.0 else math.inf)
-        return value + parts + 3.0 * rounding.logdet_B + 4.0 * gamma(count) * (abs(value) + view.n)
+        return parts + 3.0 * rounding.logdet_B + 4.0 * gamma(count) * (abs(value) + view.n)
 
 
 @jax.jit

@@ -40,9 +40,8 @@ class Moments(LogdetBound):
         t, f = jnp.where(some, t, 1.0), jnp.where(some, f, 1.0)
         return view.logdet_Q + jnp.where(some, t * t / f * jnp.log1p(f / t), 0.0)
 
-
     def certain(self, view: View, rounding: Rounding) -> float:
-        """With t as small and f as large as the rounding of T allows: the bound grows with t and falls with f.
+        """With t as small and f as large as the rounding of T allows: the bound rises in t, falls in f.
 
         T errs by (B/σ²)(1 + 2‖A‖) from products with K̂, by what a factorisation of I + AAᵀ adds, and by
         what E lacks to be positive semi-definite.
@@ -58,6 +57,9 @@ class Moments(LogdetBound):
         if least > 0.0 and 0.0 < most < math.inf:
             gain = least * least / most * math.log1p(most / least)
         return float(view.logdet_Q) + gain - rounding.logdet
+
+    def margin(self, value: float, view: View, rounding: Rounding) -> float:
+        return abs(value - self.certain(view, rounding))
 
 
 def residual_moments(view: View) -> tuple[Float[Array, ""], Float[Array, ""]]:

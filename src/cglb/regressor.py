@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +39,11 @@ from cglb.training.trainer import train
 __all__ = ["GPRegressor"]
 
 CERTIFICATE_GB = 4.0
+# arguments that decide what a fit finds; the others say how it is computed
+DECIDE = (
+    "method", "kernel", "num_inducing", "logdet", "cg_tolerance", "precondition", "optimize_inducing",
+    "max_steps", "noise_floor", "random_state",
+)  # fmt: skip
 VARIANCES = ("sgpr", "local", "cg")
 # a column of standardised inputs that varies less is constant
 CONSTANT = 1e-9
@@ -101,6 +107,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     _Z: np.ndarray | None
     _v: np.ndarray | None
     _posterior: Any  # a Posterior, of JAX arrays
+    _settings: dict[str, str]  # what was fitted with, by argument
     _known_system: System | None
     _known_local: Local | None
 
@@ -217,9 +224,31 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     def _set_fitted(self, **fitted: Any) -> None:
         """All that was learned, at once: only this makes a fitted estimator."""
         vars(self).update(fitted)
+        self._settings = self._current_settings()
         self._known_system = self._known_local = None
         if fitted["feature_names_in_"] is None:  # scikit-learn asks whether there is such an attribute
             del self.feature_names_in_
+
+    def _current_settings(self) -> dict[str, str]:
+        """The arguments that decide what a fit finds, as text."""
+        settings = {name: getattr(self, name) for name in DECIDE}
+        if not isinstance(
+            settings["random_state"], int | None
+        ):  # the text of a generator has an address
+            settings["random_state"] = type(settings["random_state"]).__name__
+        return {name: repr(value) for name, value in settings.items()}
+
+    def _check_fitted(self) -> None:
+        """Refuse an estimator without a fit, and warn if its arguments are no longer those of the fit."""
+        check_is_fitted(self, "gp_")
+        now = self._current_settings()
+        changed = [name for name in DECIDE if now[name] != self._settings[name]]
+        if changed:
+            warnings.warn(
+                f"{', '.join(changed)} changed after fit. Results are those of the fit, with "
+                f"{', '.join(f'{name}={self._settings[name]}' for name in changed)}: call fit again.",
+                stacklevel=4,
+            )
 
     # ---- what predictions and certificates share, made once ----
 
@@ -303,7 +332,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             X: where, [rows, d].
             tolerance: the width of an interval relative to its lower end.
         """
-        check_is_fitted(self, "gp_")
+        self._check_fitted()
         X_star = self._standardise(self._validate_new(X))
         scale = self.y_scale_**2
         if self._posterior.exact:
@@ -325,7 +354,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         return mean[:, None] + L @ draws
 
     def _predict(self, X: Any, std: bool, cov: bool, variance: str, noise: bool) -> Any:
-        check_is_fitted(self, "gp_")
+        self._check_fitted()
         if std and cov:
             raise ValueError("return_std and return_cov cannot both be True: ask for one of them.")
         if variance not in VARIANCES:
@@ -375,7 +404,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             exact: by Cholesky, with n² memory.
             max_seconds: the budget of time for refining.
         """
-        check_is_fitted(self, "gp_")
+        self._check_fitted()
         exact = exact or self._posterior.exact
         memory_gb = CERTIFICATE_GB if self.memory_gb is None else self.memory_gb
         with float64():

@@ -232,6 +232,16 @@ def _nats(n: int, quadratic: float, logdet: float, outwards: float) -> float:
     return -0.5 * sum(terms) + outwards * gamma(0) * sum(map(abs, terms))
 
 
+def check_seconds(max_seconds: float | None) -> None:
+    """Check a budget of time.
+
+    Raises:
+        ValueError: if it is neither None nor positive.
+    """
+    if max_seconds is not None and not max_seconds > 0.0:
+        raise ValueError(f"max_seconds must be positive, or None for no limit, found {max_seconds}.")
+
+
 def first_points(kernel: Kernel, X: Float[Array, "n d"]) -> Float[Array, "m d"]:
     """Inducing points for the first level, if none are given."""
     return X[inducing.greedy_rows(kernel, X, min(FIRST_INDUCING, X.shape[0]), seed=0)]
@@ -265,7 +275,7 @@ def certify(
         memory_gb: memory for the n × m arrays, and for K̂ while CG runs.
 
     Raises:
-        ValueError: if the tolerance is not positive.
+        ValueError: if the tolerance or the time is not positive.
     """
     if Z is None and not exact:
         Z = first_points(gp.kernel, X)
@@ -279,6 +289,7 @@ def certify_at(
     """`certify` for a certificate that may already have been refined."""
     if tolerance is not None and not tolerance > 0.0:
         raise ValueError(f"tolerance must be positive, found {tolerance}.")
+    check_seconds(max_seconds)
     if exact:
         found.exact()
         message = "By Cholesky, up to rounding." + found.remarks

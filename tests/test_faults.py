@@ -171,7 +171,7 @@ def test_threads_that_write_one_file_leave_a_whole_one(tmp_path):
         thread.join()
     assert not failures
     assert (tmp_path / "file").read_bytes() in contents
-    assert os.listdir(tmp_path) == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 # ---- checkpoints ----
@@ -188,7 +188,7 @@ def test_a_checkpoint_in_use_is_refused(tmp_path):
 
     train(path, callback=again)
     assert refused
-    assert os.listdir(tmp_path) == ["checkpoint"]
+    assert [found.name for found in tmp_path.iterdir()] == ["checkpoint"]
     with exclusive(path), pytest.raises(StoreError, match="in use"), exclusive(path):
         pass
 

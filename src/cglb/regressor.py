@@ -239,7 +239,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         return {name: repr(value) for name, value in settings.items()}
 
     def _check_fitted(self) -> None:
-        """Refuse an estimator without a fit, and warn if its arguments are no longer those of the fit."""
+        """Refuse an estimator without a fit; warn if its arguments are no longer those of the fit."""
         check_is_fitted(self, "gp_")
         now = self._current_settings()
         changed = [name for name in DECIDE if now[name] != self._settings[name]]

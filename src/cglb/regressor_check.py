@@ -94,9 +94,10 @@ def check_posterior(kind: type[Posterior], fields: Mapping[str, Any], sizes: Map
         letters = next((kind.dim_str for kind in kinds if hasattr(kind, "dim_str")), None)
         if letters is None or (value is None and type(None) in kinds):
             continue
-        # the triangle of a factor that is not used may hold anything
-        used = np.tril(value) if field.name in ("L", "LB") else value
-        _check_array(f"posterior.{field.name}", np.asarray(used), letters.strip(), known)
+        array = np.asarray(value)
+        if field.name in ("L", "LB") and array.ndim == 2:
+            array = np.tril(array)  # the triangle that is not used may hold anything
+        _check_array(f"posterior.{field.name}", array, letters.strip(), known)
 
 
 def _check_array(name: str, array: Any, letters: str, sizes: dict[str, int]) -> None:

@@ -10,8 +10,8 @@ the same numbers may be compressed in another way, but no digit may change.
 """
 
 import gzip
-import io
 import hashlib
+import io
 import os
 import tempfile
 import zlib

@@ -260,7 +260,8 @@ def find(root: Path) -> list[Run]:
             if document is None:
                 continue
             run = Run(root, Spec.from_json(document["spec"]))
-            run.metrics(), run.history(), run.scores()
+            for read in (run.metrics, run.history, run.scores):
+                read()
         except (StoreError, ValueError, KeyError, TypeError) as error:
             warnings.warn(f"Left out: {path.parent.name}. {error}", stacklevel=2)
         else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +21,10 @@ __all__ = ["exclusive"]
 
 @contextmanager
 def exclusive(path: Path | None) -> Iterator[None]:
-    """Hold the lock of `path` during the block, by a hidden file next to it; None locks nothing.
+    """Hold the lock of `path` during the block; None locks nothing.
 
-    The operating system releases the lock of a process that dies. The hidden file is removed.
+    The lock is on a file in the system's temporary folder, so that a process that is killed leaves
+    nothing next to `path`. The operating system releases its lock.
 
     Raises:
         StoreError: if another process, or another thread, holds the lock.
@@ -29,9 +32,9 @@ def exclusive(path: Path | None) -> Iterator[None]:
     if path is None or fcntl is None:
         yield
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.lock")
-    number = _acquire(beside)
+    key = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+    place = Path(tempfile.gettempdir(), f"cglb-{os.getuid()}-{key}.lock")
+    number = _acquire(place)
     if number is None:
         raise StoreError(
             f"{path} is in use by another fit, in this process or in another one. Wait for it, or give "
@@ -40,20 +43,20 @@ def exclusive(path: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        beside.unlink(missing_ok=True)
+        place.unlink(missing_ok=True)
         os.close(number)
 
 
-def _acquire(beside: Path) -> int | None:
+def _acquire(place: Path) -> int | None:
     """The number of the locked file; None if someone else holds it."""
     assert fcntl is not None
     while True:
-        number = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        number = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(number)
             return None
-        if beside.exists() and os.path.samestat(os.fstat(number), beside.stat()):
+        if place.exists() and os.path.samestat(os.fstat(number), place.stat()):
             return number
         os.close(number)  # its holder has removed it in between: try the new one

@@ -1,8 +1,8 @@
 """How far rounding can move what is computed from K̂: the numbers by which certificates are widened.
 
 u = 2⁻⁵³ and γ(k) = ku/(1 − ku) bound the error of sums of k products, in any order. τ bounds the error
-of an entry of K relative to √(kᵢᵢkⱼⱼ) (`Kernel.rounding`). All perturbations are in the Frobenius norm, in
-which matrices with entries of at most c√(aᵢᵢaⱼⱼ) have at most c·tr A. The proofs are in docs/bounds.md.
+of an entry of K relative to √(kᵢᵢkⱼⱼ) (`Kernel.rounding`). Norms of matrices are Frobenius norms: one
+with entries of at most c√(aᵢᵢaⱼⱼ) has a norm of at most c·tr A. The proofs are in docs/bounds.md.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class Rounding:
         """Of a bound on log|K̂| by log|Q̂| and diag(K − Q), from above or from below.
 
         The eigenvalues of Q̂ err by no more than a factorisation. What E lacks to be positive
-        semi-definite, ε, and the rounding of its diagonal, γ(m)·tr K, change log|I + E/σ²| and its bounds by at most
-        their sum over σ².
+        semi-definite, ε, and the rounding of its diagonal, γ(m)·tr K, change log|I + E/σ²| and its
+        bounds by at most their sum over σ².
         """
         diagonal = (self.entry + 2.0 * gamma(self.m)) * self.trace / self.noise
         lost = -float(np.log1p(-self.lost)) if self.lost < 1.0 else np.inf

@@ -100,8 +100,8 @@ def _restore(state: State, saved: Snapshot, store: Checkpoint) -> None:
         state.restore(saved)
     except Exception as error:
         raise StoreError(
-            f"{store.path} does not hold the state of a fit ({type(error).__name__}: {error}). Delete it "
-            "to start again."
+            f"{store.path} does not hold the state of a fit ({type(error).__name__}: {error}). "
+            "Delete it to start again."
         ) from error
 
 

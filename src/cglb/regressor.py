@@ -20,7 +20,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from cglb import methods, regressor_file
-from cglb.bounds.certificate import Certificate, Evidence, certify_at
+from cglb.bounds.certificate import Certificate, Evidence, certify_at, estimate_at
 from cglb.bounds.logdet import LogdetBound
 from cglb.core.precision import float64, to_numpy
 from cglb.data.frames import check_target, feature_scale, missing_message
@@ -393,6 +393,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         tolerance: float | None = None,
         *,
         exact: bool = False,
+        confidence: float | None = None,
         max_seconds: float | None = None,
     ) -> Evidence:
         """An interval that contains the log marginal likelihood of the training targets.
@@ -402,6 +403,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):
                 is at most this many nats wide or the budget (`max_seconds`, `memory_gb`) is spent; its
                 `message` says which.
             exact: by Cholesky, with n² memory.
+            confidence: also give an interval inside the certain one that contains the exact value with
+                this probability, such as 0.99, by random probes; `tolerance` is then its width, by
+                default 1 nat per 1,000 rows.
             max_seconds: the budget of time for refining.
         """
         self._check_fitted()
@@ -412,7 +416,12 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             certificate = Certificate(self._system, jnp.asarray(self._y), v, memory_gb)
             if self._posterior.exact:
                 certificate.exact((float(self._posterior.lml), self._posterior.alpha))
-            found = certify_at(certificate, tolerance=tolerance, exact=exact, max_seconds=max_seconds)
+            if confidence is not None and not exact:
+                found = estimate_at(certificate, confidence, tolerance, max_seconds)
+            else:
+                found = certify_at(
+                    certificate, tolerance=tolerance, exact=exact, max_seconds=max_seconds
+                )
         # densities of y in the user's units: the change of variables costs log(scale) per row
         return found.shifted(-len(self._y) * float(np.log(self.y_scale_)))
 

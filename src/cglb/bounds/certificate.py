@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from scipy.stats import t as student
 
 from cglb.bounds.logdet import LogdetBound, Side, by_cost
 from cglb.bounds.terms import BoundTerms
@@ -28,6 +29,7 @@ from cglb.linalg import dense, inducing
 from cglb.linalg.blocks import NEIGHBOURS, Neighbours, find_blocks
 from cglb.linalg.cg import Limits
 from cglb.linalg.nystrom import DEFAULT_JITTER
+from cglb.linalg.quadrature import LogQuadrature
 from cglb.linalg.rounding import Rounding, dense_rounding, gamma, provable_jitter
 from cglb.linalg.system import Solver, System
 from cglb.model import GP
@@ -41,6 +43,7 @@ CG_NATS = 1e-3
 WORTH_FACTORING = 0.01
 # nats of rounding that a reader of the interval is told about
 WORTH_TELLING = 1e-6
+MOST_PROBES = 256
 # the cost of a level relative to the previous one, to decide whether it fits the remaining time
 GROWTH = 4.5
 
@@ -54,12 +57,17 @@ class Evidence:
         upper: the upper bound.
         message: how the interval was found.
         rounding: the part of half its width that is there for floating-point rounding.
+        likely: an interval inside this one that contains log p(y) with probability `confidence`, up to
+            the normality of a mean over random probes; None if it was not asked for.
+        confidence: that probability.
     """
 
     lower: float
     upper: float
     message: str = ""
     rounding: float = 0.0
+    likely: tuple[float, float] | None = None
+    confidence: float | None = None
 
     @property
     def width(self) -> float:
@@ -68,10 +76,15 @@ class Evidence:
 
     def shifted(self, nats: float) -> Evidence:
         """The same interval for targets in other units, which add `nats` to log p(y)."""
-        return Evidence(self.lower + nats, self.upper + nats, self.message, self.rounding)
+        likely = None if self.likely is None else (self.likely[0] + nats, self.likely[1] + nats)
+        return replace(self, lower=self.lower + nats, upper=self.upper + nats, likely=likely)
 
     def __str__(self) -> str:
-        return f"log p(y) is between {self.lower:.2f} and {self.upper:.2f}"
+        text = f"log p(y) is between {self.lower:.2f} and {self.upper:.2f}"
+        if self.likely is not None:
+            low, high = self.likely
+            text += f", with {self.confidence:.0%} confidence between {low:.2f} and {high:.2f}"
+        return text
 
 
 class Certificate:
@@ -100,6 +113,7 @@ class Certificate:
         self.lower, self.upper = -np.inf, np.inf
         self.settled = False
         self.rounding = 0.0
+        self._form = (-math.inf, math.inf)  # an interval for eᵀK̂⁻¹e
         self.left_out: dict[str, None] = {}  # bounds that were not finite, in order
 
     @property
@@ -136,6 +150,7 @@ class Certificate:
         self._v = solution.v
         rounding = Rounding.of(system)
         quadratic = rounding.quadratic(e, solution)
+        self._form = float(quadratic.lower), float(quadratic.upper)
         above, below = (self._values(side, system, rounding) for side in (Side.ABOVE, Side.BELOW))
         slack = max(float(quadratic.upper - quadratic.lower) - 2.0 * float(solution.slack), 0.0)
         self._narrow(
@@ -207,6 +222,36 @@ class Certificate:
         prepared = (bound.prepare(system) for bound in by_cost(side))
         return [form for bound in prepared for form in bound.variants(system.m)]
 
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self._system.n
+
+    def likely(
+        self, confidence: float, tolerance: float, seconds: float | None
+    ) -> tuple[tuple[float, float], int]:
+        """An interval by random probes inside the certain one, and the number of probes.
+
+        Args:
+            confidence: its probability.
+            tolerance: add probes until it is at most so many nats wide.
+            seconds: the remaining time; None for no limit.
+        """
+        started, system = time.perf_counter(), self._system
+        quadrature = LogQuadrature(system)
+        while True:
+            before = time.perf_counter()
+            quadrature.more()
+            count = len(quadrature.found.upper)
+            quantile = float(student.ppf(0.5 + 0.5 * confidence, count - 1))
+            low, high = quadrature.interval(quantile)
+            lower = max(self.lower, _nats(system.n, self._form[1], high, -1.0))
+            upper = max(min(self.upper, _nats(system.n, self._form[0], low, 1.0)), lower)
+            last = time.perf_counter() - before
+            spent = time.perf_counter() - started + last
+            if upper - lower <= tolerance or count >= MOST_PROBES or (seconds or math.inf) < spent:
+                return (lower, upper), count
+
     def exact(self, known: tuple[float, Float[Array, " n"]] | None = None) -> None:
         """Compute log p(y) by Cholesky, in place: one n × n array.
 
@@ -257,6 +302,7 @@ def certify(
     *,
     tolerance: float | None = None,
     exact: bool = False,
+    confidence: float | None = None,
     max_seconds: float | None = None,
     memory_gb: float = 4.0,
 ) -> Evidence:
@@ -271,7 +317,10 @@ def certify(
         tolerance: refine until the interval is at most this many nats wide, or the budget is spent; the
             message says which. Without a tolerance, one level is computed.
         exact: use Cholesky: n² memory, n³/3 flops; the width of the interval is that of rounding.
-        max_seconds: stop before a level that would take longer.
+        confidence: also give an interval that contains log p(y) with this probability. One certain level
+            is then computed, and `tolerance` is the width of the likely interval; 1 nat per 1,000 rows
+            by default.
+        max_seconds: stop before a level, or a batch of probes, that would take longer.
         memory_gb: memory for the n × m arrays, and for K̂ while CG runs.
 
     Raises:
@@ -280,7 +329,35 @@ def certify(
     if Z is None and not exact:
         Z = first_points(gp.kernel, X)
     found = Certificate(System(gp, X, Z, Solver(memory_gb=memory_gb)), y, v, memory_gb)
+    if confidence is not None and not exact:
+        return estimate_at(found, confidence, tolerance, max_seconds)
     return certify_at(found, tolerance=tolerance, exact=exact, max_seconds=max_seconds)
+
+
+def estimate_at(
+    found: Certificate, confidence: float, tolerance: float | None, max_seconds: float | None
+) -> Evidence:
+    """One certain level, and inside it an interval by random probes.
+
+    Raises:
+        ValueError: if the confidence is not between 0 and 1, or the tolerance or the time not positive.
+    """
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence must be between 0 and 1, such as 0.99, found {confidence}.")
+    started = time.perf_counter()
+    certain = certify_at(found, tolerance=None, exact=False, max_seconds=max_seconds)
+    if tolerance is not None and not tolerance > 0.0:
+        raise ValueError(f"tolerance must be positive, found {tolerance}.")
+    wanted = max(1.0, found.rows / 1000.0) if tolerance is None else tolerance
+    left = None if max_seconds is None else max_seconds - (time.perf_counter() - started)
+    likely, probes = found.likely(confidence, wanted, left)
+    reached = likely[1] - likely[0] <= wanted
+    message = f"{certain.message} {probes} probes" + (
+        f": the likely interval is not wider than {wanted:g} nats."
+        if reached
+        else f" were not enough for a likely interval of {wanted:g} nats."
+    )
+    return replace(certain, message=message, likely=likely, confidence=confidence)
 
 
 def certify_at(

@@ -1,4 +1,4 @@
-"""The likely interval for log p(y): brackets per probe, an unbiased mean, and never outside the certain one."""
+"""The likely interval for log p(y): brackets per probe, and never outside the certain interval."""
 
 import jax
 import jax.numpy as jnp

@@ -25,11 +25,13 @@ from cglb.bounds.logdet import LogdetBound
 from cglb.core.precision import float64, to_numpy
 from cglb.data.frames import check_target, feature_scale, missing_message
 from cglb.data.metrics import interval
+from cglb.data.remarks import remarks
 from cglb.kernels.base import Kernel, find, relevance
 from cglb.linalg.preconditioners import Preconditioning
 from cglb.linalg.system import System
 from cglb.methods import Conditioned, Method
 from cglb.model import GP
+from cglb.posteriors.cholesky import ExactPosterior, exact_at
 from cglb.posteriors.variance import Local, VarianceBracket, bracket_at
 from cglb.report import FitReport
 from cglb.training.free import DEFAULT_FLOOR, Parameters
@@ -154,6 +156,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         probe = copy.copy(self)  # takes the names and the number of columns
         X, y = _validate(probe, X, y, reset=True)
         n, d = X.shape
+        names = [str(name) for name in getattr(probe, "feature_names_in_", [f"x{i}" for i in range(d)])]
+        odd = remarks(X, y, names)
         X_shift, X_scale = feature_scale(X)
         y_shift, y_scale = (float(a[0]) for a in feature_scale(y[:, None]))
         X, y = (X - X_shift) / X_scale, (y - y_shift) / y_scale
@@ -195,7 +199,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             gp_=fit.gp,
             history_=fit.history,
             n_iter_=len(fit.history),
-            fit_report_=FitReport.of(fit, found.solution, n, floors, y_scale),
+            fit_report_=FitReport.of(fit, found.solution, n, floors, y_scale, odd),
             _X=X,
             _y=y,
             _Z=fit.Z,
@@ -424,6 +428,20 @@ class GPRegressor(RegressorMixin, BaseEstimator):
                 )
         # densities of y in the user's units: the change of variables costs log(scale) per row
         return found.shifted(-len(self._y) * float(np.log(self.y_scale_)))
+
+    def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
+        """The mean and the standard deviation of each training target, predicted from all others.
+
+        With the hyperparameters of the fit and the exact posterior, in closed form for every method:
+        n³ flops and n² memory.
+        """
+        self._check_fitted()
+        with float64():
+            posterior = self._posterior
+            if not isinstance(posterior, ExactPosterior):
+                posterior = exact_at(self._system.gp, self._system.X, jnp.asarray(self._y))
+            mean, variance = to_numpy(posterior.leave_one_out(jnp.asarray(self._y)))
+        return mean * self.y_scale_ + self.y_shift_, np.sqrt(variance) * self.y_scale_
 
     def in_model_units(self, X: np.ndarray, y: np.ndarray) -> tuple[GP, Any, Any, Any, float]:
         """The model, X, y and its inducing points in standardised units, and the nats that these units

@@ -35,9 +35,10 @@ from cglb.report import FitReport
 
 __all__ = ["load", "save"]
 
-KIND, VERSION = "model", 2
+KIND, VERSION = "model", 3
 # fitted attributes that are arrays (or None), and those that JSON knows
 ARRAYS = ("X_shift_", "X_scale_", "_X", "_y", "_Z", "_v")
+TUPLES = ("at_floor", "remarks")  # fields of the report that JSON would turn into lists
 PLAIN = ("y_shift_", "y_scale_", "n_features_in_", "n_iter_", "history_")
 
 
@@ -95,7 +96,7 @@ def _read(
     fitted |= {
         "method_": _from_json(document["method"]),
         "gp_": gp,
-        "fit_report_": FitReport(**{**report, "at_floor": tuple(report["at_floor"])}),
+        "fit_report_": FitReport(**{**report, **{name: tuple(report[name]) for name in TUPLES}}),
         "feature_names_in_": None if names is None else np.array(names, dtype=object),
         "_posterior": _posterior_from_json(document["posterior"], gp, arrays, sizes),
     }

@@ -35,6 +35,7 @@ class FitReport:
         rows: training rows.
         prediction_stop: why CG stopped for predictions; None without CG.
         spread: the standard error, if `bound` is an estimate and not a bound; otherwise None.
+        remarks: sentences about odd data (see `cglb.data.remarks`).
     """
 
     stop: str
@@ -51,6 +52,7 @@ class FitReport:
     rows: int
     prediction_stop: str | None
     spread: float | None = None
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -60,6 +62,7 @@ class FitReport:
         rows: int,
         floors: Mapping[str, float],
         y_scale: float,
+        remarks: tuple[str, ...] = (),
     ) -> FitReport:
         """The report of a fit.
 
@@ -69,6 +72,7 @@ class FitReport:
             rows: training rows.
             floors: the lower limit of each parameter by name.
             y_scale: the unit of the target, in which the bound is reported.
+            remarks: sentences about odd data.
         """
         last = fit.history[-1] if fit.history else None
         parameters = last["parameters"] if last else {}
@@ -87,6 +91,7 @@ class FitReport:
             rows=rows,
             prediction_stop=solution.stop.value if solution else None,
             spread=last["spread"] if last else None,
+            remarks=remarks,
         )
 
     def __str__(self) -> str:
@@ -122,4 +127,4 @@ class FitReport:
                 f"Jitter of up to {self.jitter:.1g} (relative) was needed to factor Kuu: inducing "
                 "points nearly coincide in the scaled inputs."
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.remarks])

@@ -1,12 +1,12 @@
 """log|K̂| by stochastic Lanczos quadrature, whitened by the chain: an estimate with a known spread.
 
-The chain gives a W with WᵀW = P⁻¹ and P ≈ K̂ (see `preconditioners`), so M = WK̂Wᵀ is near the identity and
+The chain gives a W with WᵀW = P⁻¹ and P ≈ K̂ (see `preconditioners`), so M = WK̂Wᵀ is near I and
 
     log|K̂| = log|P| + tr log M,   E[zᵀ log(M) z] = tr log M   for z with independent signs.
 
 k Lanczos steps from z give a tridiagonal T. Gauss' rule ‖z‖²·e₁ᵀ log(T) e₁ is never below zᵀ log(M) z,
 because the even derivatives of the logarithm are negative. The rule of Gauss and Radau, with one more
-node at a ≤ λ_min(M), is never above it, because the odd ones are positive. Only the mean over z is random.
+node at a ≤ λ_min(M), is never above it, because the odd ones are positive. Only the mean is random.
 """
 
 from __future__ import annotations
@@ -139,9 +139,8 @@ class LogQuadrature:
             betas.append(beta)
             Q.append(w / jnp.asarray(beta)[None, :])
         lower = np.minimum(lower, upper)
-        self.found = Probes(
-            *(np.concatenate(pair) for pair in zip(self.found, (lower, upper), strict=True))
-        )
+        new = zip(self.found, (lower, upper), strict=True)
+        self.found = Probes(*(np.concatenate(pair) for pair in new))
 
     def interval(self, quantile: float) -> tuple[float, float]:
         """log|P| and the means of both rules, ± quantile · (standard deviation of a mean over probes)."""

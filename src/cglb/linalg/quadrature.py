@@ -143,7 +143,7 @@ class LogQuadrature:
         self.found = Probes(*(np.concatenate(pair) for pair in new))
 
     def interval(self, quantile: float) -> tuple[float, float]:
-        """log|P| and the means of both rules, ± quantile · (standard deviation of a mean over probes)."""
+        """log|P| and the means of both rules, ± quantile · (standard deviation of such a mean)."""
         count = len(self.found.upper)
         spread = max(float(np.std(side, ddof=1)) for side in self.found) / np.sqrt(count)
         low, high = (self.logdet_P + float(np.mean(side)) for side in self.found)

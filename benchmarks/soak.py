@@ -3,8 +3,8 @@
     make soak                                # an hour
     python benchmarks/soak.py --seconds 60   # or so many seconds
 
-Each problem has hyperparameters over many orders of magnitude, from sane ones to those where float64 says
-nothing, and inputs with outliers, close pairs, duplicates and offsets. The run stops at the first
+Each problem has hyperparameters over many orders of magnitude, from sane ones to those where float64
+says nothing, and inputs with outliers, close pairs, duplicates and offsets. The run stops at the first
 violation and prints the seed that makes it again (`--seed N --seconds 0`). At the end it prints how many
 checks there were and the largest margins for rounding.
 """

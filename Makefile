@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test explore durations lint format setup peers bench clean
+.PHONY: demo test soak explore durations lint format setup peers bench clean
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,6 +24,11 @@ test: $(READY)  ## the whole test suite
 
 explore: $(READY)  ## the property tests with new random seeds and 300 examples each; takes hours
 	HYPOTHESIS_PROFILE=explore $(PYTEST) -m hypothesis
+
+SOAK_SECONDS ?= 3600
+
+soak: $(READY)  ## random problems against 50 digits for SOAK_SECONDS; stops at the first violation
+	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
 
 durations: $(READY)  ## the test suite, with the time of each file, longest first
 	CGLB_TEST_DURATIONS=1 $(PYTEST) --durations 10

@@ -179,7 +179,6 @@ def test_rankings_are_claimed_only_where_the_exact_values_agree():
     assert "Not all rankings are proven" in finer.message
 
 
-@pytest.mark.xfail(strict=True, reason="levels of a certificate have no margin for rounding")
 def test_nothing_is_claimed_between_models_that_differ_by_rounding():
     """Also where the bounds meet: the chain of 64 rows and 64 neighbours is exact for 40 rows."""
     x, y, _ = problems.data()

@@ -235,7 +235,7 @@ def test_a_fit_at_its_step_limit_returns_immediately(way, tmp_path, forbid_work)
     [
         ({"method": Exact(), "max_steps": 100}, "converged"),
         ({"callback": lambda row, current: row["step"] == 3}, "callback"),
-        ({"max_seconds": 0.0}, "time limit"),
+        ({"max_seconds": 1e-9}, "time limit"),
     ],
 )
 def test_a_finished_fit_returns_immediately(settings, stop, tmp_path, forbid_work):
@@ -257,7 +257,7 @@ def test_more_steps_go_on_as_if_asked_for_at_once(way, first, tmp_path):
 
 
 def test_more_time_goes_on_as_if_given_at_once(tmp_path):
-    short = fit(checkpoint=tmp_path / "fit", max_seconds=0.0)
+    short = fit(checkpoint=tmp_path / "fit", max_seconds=1e-9)
     assert len(short.history) < STEPS
     found = fit(checkpoint=tmp_path / "fit", max_seconds=1e6)
     assert untimed(found)[-1]["parameters"] == untimed(whole("rounds"))[-1]["parameters"]

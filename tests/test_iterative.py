@@ -379,7 +379,7 @@ def test_callbacks_and_time_stop_training(tmp_path):
     assert (found.stop, len(found.history)) == ("callback", 6)
     assert [float(gp.noise) for gp in models] == [row["parameters"]["noise"] for row in found.history]
     assert_same(fit(checkpoint=path), found)  # it was stopped on purpose, so it stays so
-    limited = fit(max_seconds=0.0)
+    limited = fit(max_seconds=1e-9)
     assert (limited.stop, len(limited.history)) == ("time limit", 1)
 
 

@@ -130,7 +130,7 @@ def test_another_kind_is_named(path):
 
 
 def test_another_version_says_which_one_it_is_and_which_one_is_read(path):
-    with pytest.raises(StoreError, match=r"version 1.*reads version 2"):
+    with pytest.raises(StoreError, match=r"version 1.*reads version 3"):
         store.read(path, "model", 2)
 
 
@@ -513,7 +513,7 @@ def test_a_model_file_is_data_and_not_a_program(tmp_path, monkeypatch):
     np.testing.assert_array_equal(again.predict(NEW), fitted("sgpr").predict(NEW))
     with safe_open(tmp_path / "model", framework="numpy") as file:
         header = file.metadata()
-    assert {"format": "cglb", "kind": "model", "version": "2"}.items() <= header.items()
+    assert {"format": "cglb", "kind": "model", "version": "3"}.items() <= header.items()
     assert json.loads(header["document"])["method"]["name"] == "sgpr"
 
 

@@ -495,7 +495,7 @@ def test_a_callback_sees_the_model_of_the_part_and_can_stop_there():
 
 
 def test_time_on_the_part_counts():
-    found = fit(subset=15, max_seconds=0.0)
+    found = fit(subset=15, max_seconds=1e-9)
     assert found.stop == "time limit"
     assert found.history[-1]["rows"] == 40
     assert len(found.history) == 2
@@ -621,7 +621,7 @@ def test_a_clock_counts_what_runs_and_not_what_is_paused(spans):
 
 
 def test_a_time_limit_stops_after_the_step_it_is_noticed_in():
-    found = fit(max_seconds=0.0)
+    found = fit(max_seconds=1e-9)
     assert (found.stop, len(found.history)) == ("time limit", 1)
     assert "time" in found.message
 

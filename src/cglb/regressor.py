@@ -21,17 +21,19 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from cglb import methods, regressor_file
-from cglb.bounds.certificate import Certificate, Evidence, certify_at
+from cglb.bounds.certificate import Certificate, Evidence, certify_at, estimate_at
 from cglb.bounds.logdet import LogdetBound
 from cglb.core.precision import float64, to_numpy
 from cglb.data.frames import check_target, feature_scale, missing_message
 from cglb.data.metrics import interval
+from cglb.data.remarks import remarks
 from cglb.kernels.base import Kernel, find, relevance
 from cglb.linalg.preconditioners import Preconditioning
 from cglb.linalg.system import System
 from cglb.methods import Conditioned, Method
 from cglb.methods.stages import GIVEN, STARTS
 from cglb.model import GP
+from cglb.posteriors.cholesky import ExactPosterior, exact_at
 from cglb.posteriors.variance import Local, VarianceBracket, bracket_at
 from cglb.report import FitReport
 from cglb.training.free import DEFAULT_FLOOR, Parameters
@@ -42,6 +44,11 @@ from cglb.training.trainer import train
 __all__ = ["GPRegressor"]
 
 CERTIFICATE_GB = 4.0
+# arguments that decide what a fit finds; the others say how it is computed
+DECIDE = (
+    "method", "kernel", "num_inducing", "logdet", "cg_tolerance", "precondition", "optimize_inducing",
+    "schedule", "max_steps", "noise", "fixed", "noise_floor", "random_state",
+)  # fmt: skip
 VARIANCES = ("auto", "sgpr", "local", "cg")
 # a column of standardised inputs that varies less is constant
 CONSTANT = 1e-9
@@ -114,6 +121,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     _Z: np.ndarray | None
     _v: np.ndarray | None
     _posterior: Any  # a Posterior, of JAX arrays
+    _settings: dict[str, str]  # what was fitted with, by argument
     _known_system: System | None
     _known_local: Local | None
 
@@ -170,6 +178,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         probe = copy.copy(self)  # takes the names and the number of columns
         X, y = _validate(probe, X, y, reset=True)
         n, d = X.shape
+        names = [str(name) for name in getattr(probe, "feature_names_in_", [f"x{i}" for i in range(d)])]
+        odd = remarks(X, y, names)
         X_shift, X_scale = feature_scale(X)
         y_shift, y_scale = (float(a[0]) for a in feature_scale(y[:, None]))
         X, y = (X - X_shift) / X_scale, (y - y_shift) / y_scale
@@ -200,7 +210,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         )
         with float64():
             rows, targets = jnp.asarray(X), jnp.asarray(y)
-            system = fit.system or _system(method, fit.gp, rows, fit.Z)
+            system = _system(method, fit.gp, rows, fit.Z)
+            if fit.system is not None:  # its factors, with the solver for predictions
+                system = fit.system.again(method.solver, fit.system.neighbours)
             v0 = None if fit.v is None else jnp.asarray(fit.v)
             found = method.condition(system, targets, v0)
         parameters = Parameters(start, floor, tuple(self.fixed))
@@ -216,7 +228,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             gp_=fit.gp,
             history_=fit.history,
             n_iter_=len(fit.history),
-            fit_report_=FitReport.of(fit, found.solution, n, floors, y_scale, choice),
+            fit_report_=FitReport.of(fit, found.solution, n, floors, y_scale, choice, odd),
             _X=X,
             _y=y,
             _Z=fit.Z,
@@ -247,9 +259,31 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     def _set_fitted(self, **fitted: Any) -> None:
         """All that was learned, at once: only this makes a fitted estimator."""
         vars(self).update(fitted)
+        self._settings = self._current_settings()
         self._known_system = self._known_local = None
         if fitted["feature_names_in_"] is None:  # scikit-learn asks whether there is such an attribute
             del self.feature_names_in_
+
+    def _current_settings(self) -> dict[str, str]:
+        """The arguments that decide what a fit finds, as text."""
+        settings = {name: getattr(self, name) for name in DECIDE}
+        if not isinstance(
+            settings["random_state"], int | None
+        ):  # the text of a generator has an address
+            settings["random_state"] = type(settings["random_state"]).__name__
+        return {name: repr(value) for name, value in settings.items()}
+
+    def _check_fitted(self) -> None:
+        """Refuse an estimator without a fit; warn if its arguments are no longer those of the fit."""
+        check_is_fitted(self, "gp_")
+        now = self._current_settings()
+        changed = [name for name in DECIDE if now[name] != self._settings[name]]
+        if changed:
+            warnings.warn(
+                f"{', '.join(changed)} changed after fit. Results are those of the fit, with "
+                f"{', '.join(f'{name}={self._settings[name]}' for name in changed)}: call fit again.",
+                stacklevel=4,
+            )
 
     # ---- what predictions and certificates share, made once ----
 
@@ -349,7 +383,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             X: where, [rows, d].
             tolerance: the width of an interval relative to its lower end.
         """
-        check_is_fitted(self, "gp_")
+        self._check_fitted()
         X_star = self._standardise(self._validate_new(X))
         scale = self.y_scale_**2
         if self._posterior.exact:
@@ -371,7 +405,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         return mean[:, None] + L @ draws
 
     def _predict(self, X: Any, std: bool, cov: bool, variance: str, noise: bool) -> Any:
-        check_is_fitted(self, "gp_")
+        self._check_fitted()
         if std and cov:
             raise ValueError("return_std and return_cov cannot both be True: ask for one of them.")
         if variance not in VARIANCES:
@@ -412,6 +446,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         tolerance: float | None = None,
         *,
         exact: bool = False,
+        confidence: float | None = None,
         max_seconds: float | None = None,
     ) -> Evidence:
         """An interval that contains the log marginal likelihood of the training targets.
@@ -421,19 +456,41 @@ class GPRegressor(RegressorMixin, BaseEstimator):
                 is at most this many nats wide or the budget (`max_seconds`, `memory_gb`) is spent; its
                 `message` says which.
             exact: by Cholesky, with n² memory.
+            confidence: also give an interval inside the certain one that contains the exact value with
+                this probability, such as 0.99, by random probes; `tolerance` is then its width, by
+                default 1 nat per 1,000 rows.
             max_seconds: the budget of time for refining.
         """
-        check_is_fitted(self, "gp_")
+        self._check_fitted()
         exact = exact or self._posterior.exact
         memory_gb = CERTIFICATE_GB if self.memory_gb is None else self.memory_gb
         with float64():
             v = None if self._v is None else jnp.asarray(self._v)
             certificate = Certificate(self._system, jnp.asarray(self._y), v, memory_gb)
             if self._posterior.exact:
-                certificate.exact(float(self._posterior.lml))
-            found = certify_at(certificate, tolerance=tolerance, exact=exact, max_seconds=max_seconds)
+                certificate.exact((float(self._posterior.lml), self._posterior.alpha))
+            if confidence is not None and not exact:
+                found = estimate_at(certificate, confidence, tolerance, max_seconds)
+            else:
+                found = certify_at(
+                    certificate, tolerance=tolerance, exact=exact, max_seconds=max_seconds
+                )
         # densities of y in the user's units: the change of variables costs log(scale) per row
         return found.shifted(-len(self._y) * float(np.log(self.y_scale_)))
+
+    def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
+        """The mean and the standard deviation of each training target, predicted from all others.
+
+        With the hyperparameters of the fit and the exact posterior, in closed form for every method:
+        n³ flops and n² memory.
+        """
+        self._check_fitted()
+        with float64():
+            posterior = self._posterior
+            if not isinstance(posterior, ExactPosterior):
+                posterior = exact_at(self._system.gp, self._system.X, jnp.asarray(self._y))
+            mean, variance = to_numpy(posterior.leave_one_out(jnp.asarray(self._y)))
+        return mean * self.y_scale_ + self.y_shift_, np.sqrt(variance) * self.y_scale_
 
     def in_model_units(self, X: np.ndarray, y: np.ndarray) -> tuple[GP, Any, Any, Any, float]:
         """The model, X, y and its inducing points in standardised units, and the nats that these units

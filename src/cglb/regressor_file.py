@@ -30,13 +30,15 @@ from cglb.methods import Method
 from cglb.model import GP
 from cglb.posteriors import base as posteriors
 from cglb.posteriors.base import Posterior
+from cglb.regressor_check import check_arrays, check_fitted, check_posterior
 from cglb.report import FitReport
 
 __all__ = ["load", "save"]
 
-KIND, VERSION = "model", 2
+KIND, VERSION = "model", 3
 # fitted attributes that are arrays (or None), and those that JSON knows
 ARRAYS = ("X_shift_", "X_scale_", "_X", "_y", "_Z", "_v")
+TUPLES = ("at_floor", "remarks")  # fields of the report that JSON would turn into lists
 PLAIN = ("y_shift_", "y_scale_", "n_features_in_", "n_iter_", "history_")
 
 
@@ -63,21 +65,42 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load(cls: type, path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
-    """The estimator with the settings that `save` wrote, and its fitted attributes."""
+    """The estimator with the settings that `save` wrote, and its fitted attributes.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        StoreError: if the file is damaged, of another kind, or holds anything but a fitted model.
+    """
     document, arrays = tensorfile.read(path, KIND, VERSION)
+    try:
+        estimator, fitted = _read(cls, document, arrays)
+    except StoreError as error:
+        raise StoreError(f"{path}: {error}") from None
+    except Exception as error:  # whatever a document may lead to that `save` did not write
+        raise StoreError(
+            f"{path} does not hold a fitted model ({type(error).__name__}: {error}). Save it again."
+        ) from error
+    return estimator, fitted
+
+
+def _read(
+    cls: type, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> tuple[Any, dict[str, Any]]:
     settings = {name: _from_json(value) for name, value in document["settings"].items()}
     gp = _gp_from_json(document["model"])
     report = document["fit_report_"]
     names = document["feature_names_in_"]
     fitted = {name: arrays.get(name) for name in ARRAYS}
+    sizes = check_arrays(fitted)
     fitted |= {name: document[name] for name in PLAIN}
     fitted |= {
         "method_": _from_json(document["method"]),
         "gp_": gp,
-        "fit_report_": FitReport(**{**report, "at_floor": tuple(report["at_floor"])}),
+        "fit_report_": FitReport(**{**report, **{name: tuple(report[name]) for name in TUPLES}}),
         "feature_names_in_": None if names is None else np.array(names, dtype=object),
-        "_posterior": _posterior_from_json(document["posterior"], gp, arrays),
+        "_posterior": _posterior_from_json(document["posterior"], gp, arrays, sizes),
     }
+    check_fitted(fitted, sizes)
     return cls(**settings), fitted
 
 
@@ -112,7 +135,9 @@ def _posterior_to_json(posterior: Posterior, arrays: dict[str, np.ndarray]) -> d
     return {"class": name, "fields": fields}
 
 
-def _posterior_from_json(document: Mapping[str, Any], gp: GP, arrays: Mapping[str, Any]) -> Posterior:
+def _posterior_from_json(
+    document: Mapping[str, Any], gp: GP, arrays: Mapping[str, Any], sizes: Mapping[str, int]
+) -> Posterior:
     """The posterior with JAX arrays, as a fit leaves it."""
 
     def field(entry: Mapping[str, Any]) -> Any:
@@ -122,7 +147,9 @@ def _posterior_from_json(document: Mapping[str, Any], gp: GP, arrays: Mapping[st
 
     with float64():
         fields = {name: field(entry) for name, entry in document["fields"].items()}
-        return _find_posterior(document["class"])(**fields)
+        kind = _find_posterior(document["class"])
+        check_posterior(kind, fields, sizes)
+        return kind(**fields)
 
 
 def _find_posterior(name: str) -> type[Posterior]:

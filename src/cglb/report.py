@@ -40,6 +40,7 @@ class FitReport:
         method: the name of what was maximised.
         reason: why, if it was chosen automatically.
         spread: the standard error, if `bound` is an estimate and not a bound; otherwise None.
+        remarks: sentences about odd data (see `cglb.data.remarks`).
     """
 
     stop: str
@@ -58,6 +59,7 @@ class FitReport:
     method: str = ""
     reason: str = ""
     spread: float | None = None
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -68,6 +70,7 @@ class FitReport:
         floors: Mapping[str, float],
         y_scale: float,
         choice: Choice,
+        remarks: tuple[str, ...] = (),
     ) -> FitReport:
         """The report of a fit.
 
@@ -78,6 +81,7 @@ class FitReport:
             floors: the lower limit of each parameter by name.
             y_scale: the unit of the target, in which the bound is reported.
             choice: the method and why it was chosen.
+            remarks: sentences about odd data.
         """
         last = fit.history[-1] if fit.history else None
         parameters = last["parameters"] if last else {}
@@ -98,6 +102,7 @@ class FitReport:
             method=choice.method.name,
             reason=choice.reason,
             spread=last["spread"] if last else None,
+            remarks=remarks,
         )
 
     @property
@@ -144,4 +149,4 @@ class FitReport:
                 f"Jitter of up to {self.jitter:.1g} (relative) was needed to factor Kuu: inducing "
                 "points nearly coincide in the scaled inputs."
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.remarks])

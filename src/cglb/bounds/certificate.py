@@ -12,11 +12,14 @@ that is too loose, `exact` factors K̂ (n² memory, n³/3 flops).
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from scipy.stats import t as student
 
 from cglb.bounds.logdet import LogdetBound, Side, by_cost
 from cglb.bounds.terms import BoundTerms
@@ -25,6 +28,9 @@ from cglb.kernels import Kernel
 from cglb.linalg import dense, inducing
 from cglb.linalg.blocks import NEIGHBOURS, Neighbours, find_blocks
 from cglb.linalg.cg import Limits
+from cglb.linalg.nystrom import DEFAULT_JITTER
+from cglb.linalg.quadrature import LogQuadrature
+from cglb.linalg.rounding import Rounding, dense_rounding, gamma, provable_jitter
 from cglb.linalg.system import Solver, System
 from cglb.model import GP
 
@@ -33,8 +39,11 @@ __all__ = ["Certificate", "Evidence", "certify"]
 FIRST_INDUCING = 512
 # nats of CG's slack: far below the gap of the log-determinant
 CG_NATS = 1e-3
-# relative rounding of a log marginal likelihood by Cholesky, with a wide margin
-ROUNDING = 1e-10
+# nats by which rounding may widen the first level before its factors are made anew with more jitter
+WORTH_FACTORING = 0.01
+# nats of rounding that a reader of the interval is told about
+WORTH_TELLING = 1e-6
+MOST_PROBES = 256
 # the cost of a level relative to the previous one, to decide whether it fits the remaining time
 GROWTH = 4.5
 
@@ -47,11 +56,18 @@ class Evidence:
         lower: the lower bound.
         upper: the upper bound.
         message: how the interval was found.
+        rounding: the part of half its width that is there for floating-point rounding.
+        likely: an interval inside this one that contains log p(y) with probability `confidence`, up to
+            the normality of a mean over random probes; None if it was not asked for.
+        confidence: that probability.
     """
 
     lower: float
     upper: float
     message: str = ""
+    rounding: float = 0.0
+    likely: tuple[float, float] | None = None
+    confidence: float | None = None
 
     @property
     def width(self) -> float:
@@ -60,10 +76,15 @@ class Evidence:
 
     def shifted(self, nats: float) -> Evidence:
         """The same interval for targets in other units, which add `nats` to log p(y)."""
-        return Evidence(self.lower + nats, self.upper + nats, self.message)
+        likely = None if self.likely is None else (self.likely[0] + nats, self.likely[1] + nats)
+        return replace(self, lower=self.lower + nats, upper=self.upper + nats, likely=likely)
 
     def __str__(self) -> str:
-        return f"log p(y) is between {self.lower:.2f} and {self.upper:.2f}"
+        text = f"log p(y) is between {self.lower:.2f} and {self.upper:.2f}"
+        if self.likely is not None:
+            low, high = self.likely
+            text += f", with {self.confidence:.0%} confidence between {low:.2f} and {high:.2f}"
+        return text
 
 
 class Certificate:
@@ -91,6 +112,9 @@ class Certificate:
         self._first = True
         self.lower, self.upper = -np.inf, np.inf
         self.settled = False
+        self.rounding = 0.0
+        self._form = (-math.inf, math.inf)  # an interval for eᵀK̂⁻¹e
+        self.left_out: dict[str, None] = {}  # bounds that were not finite, in order
 
     @property
     def width(self) -> float:
@@ -124,13 +148,16 @@ class Certificate:
         e = self._y - system.gp.mean
         solution = system.solve(e, self._v, Limits(CG_NATS))
         self._v = solution.v
-        quadratic, view = system.quadratic(e, solution), system.view
-        logdet_upper = min(float(bound(view)) for bound in self._bounds(Side.ABOVE, system))
-        logdet_lower = max(float(bound(view)) for bound in self._bounds(Side.BELOW, system))
-        lower = BoundTerms.of(system.n, quadratic.upper, logdet_upper)
-        upper = BoundTerms.of(system.n, quadratic.lower, logdet_lower)
-        self.lower = max(self.lower, float(lower.value))
-        self.upper = min(self.upper, float(upper.value))
+        rounding = Rounding.of(system)
+        quadratic = rounding.quadratic(e, solution)
+        self._form = float(quadratic.lower), float(quadratic.upper)
+        above, below = (self._values(side, system, rounding) for side in (Side.ABOVE, Side.BELOW))
+        slack = max(float(quadratic.upper - quadratic.lower) - 2.0 * float(solution.slack), 0.0)
+        self._narrow(
+            _nats(system.n, float(quadratic.upper), min(above), -1.0),
+            _nats(system.n, float(quadratic.lower), max(below), 1.0),
+            0.5 * rounding.logdet + 0.25 * slack,
+        )
         # fewer points than requested: they already determine all other rows
         self.settled = system.m >= system.n or system.m < asked
         if system is not self._system:
@@ -140,13 +167,51 @@ class Certificate:
         self._neighbours *= 2
         self._last_seconds = time.perf_counter() - started
 
+    def _values(self, side: Side, system: System, rounding: Rounding) -> list[float]:
+        """The certain values of all bounds on one side; those that are NaN are left out and named."""
+        found = [math.inf if side == Side.ABOVE else -math.inf]
+        for bound in self._bounds(side, system):
+            value = bound.certain(system.view, rounding)
+            if math.isnan(value):
+                self.left_out[bound.name] = None
+            else:
+                found.append(value)
+        return found
+
+    def _narrow(self, lower: float, upper: float, rounding: float) -> None:
+        """Keep the best of both sides; what is NaN says nothing."""
+        if lower > self.lower:
+            self.lower = lower
+        if upper < self.upper:
+            self.upper = upper
+        self.rounding = rounding if self.rounding == 0.0 else min(self.rounding, rounding)
+
+    @property
+    def remarks(self) -> str:
+        """What a reader of the interval should know about rounding, or nothing."""
+        text = ""
+        if self.left_out:
+            text += f" Not finite and left out: {', '.join(self.left_out)}."
+        if not math.isfinite(self.rounding):
+            text += (
+                " K + noise·I is too ill-conditioned for float64 at this noise, and rounding alone may "
+                "change log p(y) by any amount: raise the noise, or lower the variance of the kernel."
+            )
+        elif self.rounding > max(0.25 * self.width, WORTH_TELLING):
+            text += f" Rounding accounts for {2.0 * self.rounding:.2g} nats of its width."
+        return text
+
     def _level(self) -> System:
         """The system of this level: at first the given one, then one with new inducing points."""
         given = self._system
+        jitter = provable_jitter(given.gp.kernel, given.X.shape[1], min(self._m, given.n))
         if self._first:
-            return given
+            if Rounding.of(given).logdet <= WORTH_FACTORING or given.solver.jitter >= jitter:
+                return given
+            solver = replace(given.solver, jitter=jitter)
+            return given.again(solver, given.neighbours)
         Z = given.X[inducing.greedy_rows(given.gp.kernel, given.X, self._m, seed=0)]
-        solver = Solver(memory_gb=self._memory_gb)
+        solver = Solver(memory_gb=self._memory_gb, jitter=max(DEFAULT_JITTER, jitter))
         kernel, k = given.gp.kernel, min(self._neighbours, given.n)
         blocks = find_blocks(kernel, given.X, neighbours=k)
         return System(given.gp, given.X, Z, solver, neighbours=Neighbours.given(blocks))
@@ -157,20 +222,69 @@ class Certificate:
         prepared = (bound.prepare(system) for bound in by_cost(side))
         return [form for bound in prepared for form in bound.variants(system.m)]
 
-    def exact(self, known: float | None = None) -> None:
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self._system.n
+
+    def likely(
+        self, confidence: float, tolerance: float, seconds: float | None
+    ) -> tuple[tuple[float, float], int]:
+        """An interval by random probes inside the certain one, and the number of probes.
+
+        Args:
+            confidence: its probability.
+            tolerance: add probes until it is at most so many nats wide.
+            seconds: the remaining time; None for no limit.
+        """
+        started, system = time.perf_counter(), self._system
+        quadrature = LogQuadrature(system)
+        while True:
+            before = time.perf_counter()
+            quadrature.more()
+            count = len(quadrature.found.upper)
+            quantile = float(student.ppf(0.5 + 0.5 * confidence, count - 1))
+            low, high = quadrature.interval(quantile)
+            lower = max(self.lower, _nats(system.n, self._form[1], high, -1.0))
+            upper = max(min(self.upper, _nats(system.n, self._form[0], low, 1.0)), lower)
+            last = time.perf_counter() - before
+            spent = time.perf_counter() - started + last
+            if upper - lower <= tolerance or count >= MOST_PROBES or (seconds or math.inf) < spent:
+                return (lower, upper), count
+
+    def exact(self, known: tuple[float, Float[Array, " n"]] | None = None) -> None:
         """Compute log p(y) by Cholesky, in place: one n × n array.
 
         Args:
-            known: its value, if K̂ has been factored before.
+            known: its value and K̂⁻¹e, if K̂ has been factored before.
         """
-        system, value = self._system, known
-        if value is None:
+        system, e = self._system, self._y - self._system.gp.mean
+        if known is None:
             found = dense.factor(system.gp, system.X, self._y)
-            value = float(BoundTerms.of(system.n, found.quadratic, found.logdet).value)
-        error = ROUNDING * max(abs(value), system.n)
-        self.lower = max(self.lower, value - error)
-        self.upper = min(self.upper, value + error)
+            terms = BoundTerms.of(system.n, found.quadratic, found.logdet)
+            known = float(terms.value), jnp.asarray(found.alpha)
+        value, alpha = known
+        gp = system.gp
+        error = dense_rounding(gp.kernel, float(gp.noise), system.X, e, float(jnp.linalg.norm(alpha)))
+        nats = 0.5 * (error.logdet + error.quadratic) + 4.0 * gamma(system.n) * (abs(value) + system.n)
+        self._narrow(value - nats, value + nats, nats)
         self.settled = True
+
+
+def _nats(n: int, quadratic: float, logdet: float, outwards: float) -> float:
+    """−½(n log 2π + quadratic + logdet), with the rounding of the sum itself."""
+    terms = (n * math.log(2.0 * math.pi), quadratic, logdet)
+    return -0.5 * sum(terms) + outwards * gamma(0) * sum(map(abs, terms))
+
+
+def check_seconds(max_seconds: float | None) -> None:
+    """Check a budget of time.
+
+    Raises:
+        ValueError: if it is neither None nor positive.
+    """
+    if max_seconds is not None and not max_seconds > 0.0:
+        raise ValueError(f"max_seconds must be positive, or None for no limit, found {max_seconds}.")
 
 
 def first_points(kernel: Kernel, X: Float[Array, "n d"]) -> Float[Array, "m d"]:
@@ -188,6 +302,7 @@ def certify(
     *,
     tolerance: float | None = None,
     exact: bool = False,
+    confidence: float | None = None,
     max_seconds: float | None = None,
     memory_gb: float = 4.0,
 ) -> Evidence:
@@ -202,16 +317,47 @@ def certify(
         tolerance: refine until the interval is at most this many nats wide, or the budget is spent; the
             message says which. Without a tolerance, one level is computed.
         exact: use Cholesky: n² memory, n³/3 flops; the width of the interval is that of rounding.
-        max_seconds: stop before a level that would take longer.
+        confidence: also give an interval that contains log p(y) with this probability. One certain level
+            is then computed, and `tolerance` is the width of the likely interval; 1 nat per 1,000 rows
+            by default.
+        max_seconds: stop before a level, or a batch of probes, that would take longer.
         memory_gb: memory for the n × m arrays, and for K̂ while CG runs.
 
     Raises:
-        ValueError: if the tolerance is not positive.
+        ValueError: if the tolerance or the time is not positive.
     """
     if Z is None and not exact:
         Z = first_points(gp.kernel, X)
     found = Certificate(System(gp, X, Z, Solver(memory_gb=memory_gb)), y, v, memory_gb)
+    if confidence is not None and not exact:
+        return estimate_at(found, confidence, tolerance, max_seconds)
     return certify_at(found, tolerance=tolerance, exact=exact, max_seconds=max_seconds)
+
+
+def estimate_at(
+    found: Certificate, confidence: float, tolerance: float | None, max_seconds: float | None
+) -> Evidence:
+    """One certain level, and inside it an interval by random probes.
+
+    Raises:
+        ValueError: if the confidence is not between 0 and 1, or the tolerance or the time not positive.
+    """
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence must be between 0 and 1, such as 0.99, found {confidence}.")
+    started = time.perf_counter()
+    certain = certify_at(found, tolerance=None, exact=False, max_seconds=max_seconds)
+    if tolerance is not None and not tolerance > 0.0:
+        raise ValueError(f"tolerance must be positive, found {tolerance}.")
+    wanted = max(1.0, found.rows / 1000.0) if tolerance is None else tolerance
+    left = None if max_seconds is None else max_seconds - (time.perf_counter() - started)
+    likely, probes = found.likely(confidence, wanted, left)
+    reached = likely[1] - likely[0] <= wanted
+    message = f"{certain.message} {probes} probes" + (
+        f": the likely interval is not wider than {wanted:g} nats."
+        if reached
+        else f" were not enough for a likely interval of {wanted:g} nats."
+    )
+    return replace(certain, message=message, likely=likely, confidence=confidence)
 
 
 def certify_at(
@@ -220,9 +366,11 @@ def certify_at(
     """`certify` for a certificate that may already have been refined."""
     if tolerance is not None and not tolerance > 0.0:
         raise ValueError(f"tolerance must be positive, found {tolerance}.")
+    check_seconds(max_seconds)
     if exact:
         found.exact()
-        return Evidence(found.lower, found.upper, "By Cholesky, up to rounding.")
+        message = "By Cholesky, up to rounding." + found.remarks
+        return Evidence(found.lower, found.upper, message, found.rounding)
     started = time.perf_counter()
     message = "One level, as requested."
     while True:
@@ -238,4 +386,4 @@ def certify_at(
         if found.width <= tolerance:
             message = f"Not wider than the requested {tolerance:g} nats."
             break
-    return Evidence(found.lower, found.upper, message)
+    return Evidence(found.lower, found.upper, message + found.remarks, found.rounding)

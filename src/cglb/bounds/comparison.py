@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cglb.bounds.certificate import Certificate, Evidence, first_points
+from cglb.bounds.certificate import Certificate, Evidence, check_seconds, first_points
 from cglb.core.precision import float64
 from cglb.linalg.system import Solver, System
 from cglb.model import GP
@@ -103,6 +103,7 @@ def compare(
     X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if y.shape != (len(X),):
         raise ValueError(f"y must have one number per row of X ({len(X)}), found shape {y.shape}.")
+    check_seconds(max_seconds)
     started = time.perf_counter()
     with float64():
         found = {name: _certificate(name, model, X, y, memory_gb) for name, model in named.items()}
@@ -110,7 +111,9 @@ def compare(
             certificate.refine()
         message = _decide(found, started, max_seconds)
     evidence = {
-        name: Evidence(certificate.lower + offset, certificate.upper + offset)
+        name: Evidence(
+            certificate.lower, certificate.upper, certificate.remarks.strip(), certificate.rounding
+        ).shifted(offset)
         for name, (certificate, offset) in found.items()
     }
     order = sorted(evidence, key=lambda name: -(evidence[name].lower + evidence[name].upper))

@@ -12,18 +12,24 @@ The functions that end in `_at` are the same bounds for a given `System` at (gp,
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from cglb.bounds import logdet as logdet_bounds
 from cglb.bounds.logdet import LogdetBound, Side
 from cglb.bounds.terms import BoundTerms
+from cglb.core.precision import is_traced
 from cglb.core.validation import boundary
 from cglb.linalg import dense
+from cglb.linalg.cg import Solution, Stop
 from cglb.linalg.nystrom import DEFAULT_JITTER
 from cglb.linalg.quadratic import QuadraticInterval
 from cglb.linalg.quadratic import quadratic_interval as lemma_3
+from cglb.linalg.rounding import Rounding, dense_rounding
 from cglb.linalg.system import Solver, System
 from cglb.model import GP
 
@@ -32,8 +38,23 @@ __all__ = ["cglb", "cglb_at", "exact", "quadratic_interval", "sgpr", "sgpr_at", 
 
 @boundary
 def exact(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> BoundTerms:
-    """log p(y) by Cholesky: O(n³) time, O(n²) memory."""
-    return BoundTerms.of(X.shape[0], *dense.terms(gp, X, y))
+    """log p(y) by Cholesky: O(n³) time, O(n²) memory.
+
+    Raises:
+        numpy.linalg.LinAlgError: if K̂ has no factor in float64 (inside a trace the terms are NaN).
+    """
+    found = BoundTerms.of(X.shape[0], *dense.terms(gp, X, y))
+    if is_traced(gp, X, y, found):
+        return found
+    if not np.isfinite(float(found.value)):
+        raise np.linalg.LinAlgError(
+            f"K + noise·I [{X.shape[0]} x {X.shape[0]}] is not positive definite in float64 at noise "
+            f"{float(gp.noise):.3g}: raise the noise, or check the kernel's values."
+        )
+    noise = float(gp.noise)
+    norm = float(np.sqrt(-2.0 * float(found.quadratic) / noise))  # |K̂⁻¹e|² ≤ eᵀK̂⁻¹e/σ²
+    error = dense_rounding(gp.kernel, noise, X, y - gp.mean, norm)
+    return replace(found, rounding=0.5 * (error.logdet + error.quadratic))
 
 
 @boundary
@@ -58,7 +79,9 @@ def sgpr(
         jitter: added to diag(Kuu), relative to its mean.
     """
     system = _fixed_system(gp, X, Z, jitter)
-    return sgpr_at(system, gp, Z, y, _prepared(logdet, Side.ABOVE, system))
+    bound = _prepared(logdet, Side.ABOVE, system)
+    found = sgpr_at(system, gp, Z, y, bound)
+    return _with_rounding(found, system, y, None, bound)
 
 
 def sgpr_at(
@@ -95,7 +118,9 @@ def cglb(
     """
     system, v = _fixed_system(gp, X, Z, jitter), jax.lax.stop_gradient(v)
     bound = _prepared(logdet, Side.ABOVE, system)
-    return cglb_at(system, gp, Z, y, v, system.operator @ v, bound)
+    K_hat_v = system.operator @ v
+    found = cglb_at(system, gp, Z, y, v, K_hat_v, bound)
+    return _with_rounding(found, system, y, (v, K_hat_v), bound)
 
 
 def cglb_at(
@@ -140,7 +165,9 @@ def upper(
     """
     system, v = _fixed_system(gp, X, Z, jitter), jax.lax.stop_gradient(v)
     bound = _prepared(logdet, Side.BELOW, system)
-    return upper_at(system, gp, Z, y, v, system.operator @ v, bound)
+    K_hat_v = system.operator @ v
+    found = upper_at(system, gp, Z, y, v, K_hat_v, bound)
+    return _with_rounding(found, system, y, (v, K_hat_v), bound)
 
 
 def upper_at(
@@ -180,6 +207,36 @@ def _fixed_system(gp: GP, X: Array, Z: Array, jitter: float) -> System:
     """The system at these values; gradients go through the arguments of `…_at` instead."""
     fixed_gp, fixed_Z = jax.lax.stop_gradient((gp, Z))
     return System(fixed_gp, X, fixed_Z, Solver(jitter=jitter))
+
+
+def _with_rounding(
+    found: BoundTerms,
+    system: System,
+    y: Array,
+    at: tuple[Array, Array] | None,
+    logdet: LogdetBound,
+) -> BoundTerms:
+    """The terms with their rounding, where values are known.
+
+    Args:
+        found: the terms.
+        system: of the bound.
+        y: targets.
+        at: v and K̂v; None for v = 0.
+        logdet: the bound on log|K̂|.
+    """
+    e = y - system.gp.mean
+    if is_traced(found, system.gp, system.X, y, at):
+        return found
+    v, K_hat_v = (jnp.zeros_like(e), jnp.zeros_like(e)) if at is None else at
+    r = e - K_hat_v
+    slack = 0.5 * (r @ system.nystrom.solve(r))
+    rounding = Rounding.of(system)
+    certain = rounding.quadratic(e, Solution(v, K_hat_v, slack, 0, 0, Stop.TOLERANCE))
+    sides = {Side.ABOVE: certain.upper, Side.BELOW: certain.lower}
+    quadratic = abs(float(sides[logdet.side]) + 2.0 * float(found.quadratic))
+    value = -2.0 * float(found.logdet)
+    return replace(found, rounding=0.5 * (quadratic + logdet.margin(value, system.view, rounding)))
 
 
 def _prepared(logdet: str | LogdetBound, side: Side, system: System) -> LogdetBound:

@@ -21,6 +21,7 @@ from cglb.compute.parallel import Threads
 from cglb.compute.tiling import Blocking, pad_rows
 from cglb.core.precision import Number
 from cglb.kernels.base import Kernel
+from cglb.kernels.distance import middle
 
 __all__ = [
     "SIZES",
@@ -62,7 +63,7 @@ def covariance_and_pull(
     kernel: Kernel, X: Float[Array, "n d"]
 ) -> tuple[Float[Array, "n n"], Callable[[Array], Kernel]]:
     """K(X, X), and the gradient of Σᵢⱼ WᵢⱼKᵢⱼ in the kernel as a function of a symmetric W."""
-    F, pull_features = jax.vjp(lambda kernel: kernel.features(X, X[:1]), kernel)
+    F, pull_features = jax.vjp(lambda kernel: kernel.features(X, middle(X)), kernel)
     diag, pull_diag = jax.vjp(lambda kernel: kernel.diag(X), kernel)
 
     def pull(W: Array) -> Kernel:
@@ -161,7 +162,7 @@ def pull_half(
 ) -> tuple[Kernel, Float[np.ndarray, "n d"] | None]:
     """Gradient of Σᵢⱼ WᵢⱼKᵢⱼ in the kernel and, with `inputs`, in X: about n²/2 kernel entries."""
     blocking, blocks = _blocked(X)
-    (_, alpha), scales = _blocked(weights.alpha), np.array(weights[2:], dtype=X.dtype)
+    (_, alpha), scales = _blocked(weights.alpha, 0.0), np.array(weights[2:], dtype=X.dtype)
 
     def tile(i: np.integer, j: np.integer) -> Any:
         part = weights.inverse[blocking.rows(int(i)), blocking.rows(int(j))]
@@ -214,7 +215,7 @@ def _pull_tile(
     W = jnp.where(diagonal, jnp.tril(W) + jnp.tril(W, -1).T, 2.0 * W)
     on_diagonal = jnp.where(diagonal, jnp.diagonal(W), 0.0)
     W = jnp.where(diagonal & _on_diagonal(W.shape), 0.0, W)
-    origin = X2[:1]
+    origin = middle(X2)
     (F1, F2), pull_features = jax.vjp(
         lambda kernel, X1, X2: (kernel.features(X1, origin), kernel.features(X2, origin)), kernel, X1, X2
     )
@@ -226,11 +227,15 @@ def _pull_tile(
     return (kernel_bar, X1_bar + X1_bar_diag, X2_bar) if inputs else (kernel_bar, None, None)
 
 
-def _blocked(X: Any) -> tuple[Blocking, Any]:
-    """X in blocks of one size, zeros at the end of the last: NumPy's, since only cuts are made."""
+def _blocked(X: Any, filler: float | None = None) -> tuple[Blocking, Any]:
+    """X in blocks of one size: NumPy's, since only cuts are made.
+
+    The last block is filled up with copies of the last row, which are no outliers, or with `filler`.
+    """
     blocking = Blocking.of(X.shape[0], SIZES)
-    padded = np.zeros((blocking.count * blocking.size, *X.shape[1:]), dtype=X.dtype)
+    padded = np.empty((blocking.count * blocking.size, *X.shape[1:]), dtype=X.dtype)
     padded[: blocking.n] = X
+    padded[blocking.n :] = padded[blocking.n - 1] if filler is None else filler
     return blocking, padded.reshape(blocking.count, blocking.size, *X.shape[1:])
 
 

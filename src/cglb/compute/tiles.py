@@ -25,6 +25,7 @@ from cglb.compute.backend import backend_of
 from cglb.compute.tiling import Plan, pad_rows
 from cglb.core.precision import Number
 from cglb.kernels.base import Kernel
+from cglb.kernels.distance import middle
 
 __all__ = ["bilinear", "known_product", "product", "trace_of_square"]
 
@@ -154,15 +155,11 @@ _product.defvjp(_product_forward, _product_backward)
 # ---- operands in blocks ----
 
 
-def _origin(X: Array) -> Array:
-    return jnp.mean(X, axis=0, keepdims=True)
-
-
 @partial(jax.jit, static_argnums=0)
 def _features(symmetric: bool, kernel: Kernel, X1: Array, X2: Array) -> tuple[Any, Any]:
     """The kernel's features of either side, made once for all tiles."""
     kernel.check_columns(X1.shape[1])
-    origin = _origin(X2)
+    origin = middle(X2)
     F2 = kernel.features(X2, origin)
     return (F2 if symmetric else kernel.features(X1, origin)), F2
 
@@ -210,7 +207,7 @@ def _pull_features(
     kernel_bar, F1_bar, F2_bar = bars
 
     def rows(kernel: Kernel, X1: Array, X2: Array) -> Any:
-        origin = _origin(X2)
+        origin = middle(X2)
         diagonal = kernel.diag(X1) if symmetric else None
         return kernel.features(X1, origin), kernel.features(X2, origin), diagonal
 

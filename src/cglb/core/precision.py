@@ -10,6 +10,7 @@ also be inside the scope if it differentiates or compiles these functions:
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,8 +26,38 @@ Number = Float[Array, ""] | Float[np.ndarray, ""] | np.floating
 
 
 def float64() -> AbstractContextManager[Any]:
-    """A scope in which JAX arrays are float64. It is local to the thread and may be nested."""
+    """A scope in which JAX arrays are float64. It is local to the thread and may be nested.
+
+    Raises:
+        RuntimeError: in a process that was forked from one that has used this package. JAX's threads do
+            not exist there, and the first computation would wait for them for ever.
+    """
+    _process.check()
     return jax.enable_x64(True)
+
+
+class _Process:
+    """Whether this process has used JAX through this package, or was forked from one that has."""
+
+    def __init__(self) -> None:
+        self.used = self.orphan = False
+
+    def check(self) -> None:
+        if self.orphan:
+            raise RuntimeError(
+                "This process was forked from one that had already used cglb, and JAX does not work "
+                'here. Start processes with multiprocessing.get_context("spawn"), or fork before the '
+                "first use of cglb."
+            )
+        self.used = True
+
+    def after_fork(self) -> None:
+        self.orphan = self.used
+
+
+_process = _Process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_process.after_fork)
 
 
 def is_float64() -> bool:

@@ -11,6 +11,7 @@ the same numbers may be compressed in another way, but no digit may change.
 
 import gzip
 import hashlib
+import io
 import os
 import tempfile
 import zlib
@@ -32,6 +33,7 @@ Folder = str | os.PathLike[str] | None
 _BASE = "https://raw.githubusercontent.com/treforevans/uci_datasets/master/uci_datasets"
 PUBLIC_URL = _BASE + "/{name}/data.csv.gz"
 _BUNDLED = ("diabetes",)
+MOST_BYTES = 1 << 26  # of text in a file; the largest known data set has a tenth of it
 _FILE_SHA256 = {
     "airfoil": "1cce82516ac9e564fba52f55d817eb147fc39085f5d7b958ad15b92f4207f23e",
     "bike": "411f76ae426c0e348a2629dcf6b3b29102c7db465eae780a3454c39db1dfac4f",
@@ -318,7 +320,11 @@ def _parse(name: str, content: bytes, origin: str, remedy: str) -> Dataset:
         DatasetError: if it is not this data set.
     """
     try:
-        text = gzip.decompress(content).decode("ascii")
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES >> 20} MB of text, which no known data set has")
+        text = raw.decode("ascii")
         table = np.loadtxt(text.splitlines(), delimiter=",", ndmin=2)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise DatasetError(f"{origin} is not a complete gzip'd CSV file ({error}). {remedy}") from error

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from cglb.core.errors import StoreError
 from cglb.experiments.spec import Budget, Spec
 from cglb.io import tensorfile
 from cglb.optimisers.base import Ending
@@ -37,6 +39,7 @@ __all__ = ["Run", "State", "cg_steps", "find", "is_complete", "look", "write_jso
 
 RECENT_BYTES = 1 << 16
 LOCK_SECONDS = 0.5
+REMEDY = "Restore it, or delete the folder of this run to start it again."
 
 
 @dataclass(frozen=True)
@@ -212,7 +215,18 @@ class State:
 
 
 def look(run: Run) -> State:
-    """The state of a run, also if another process is working on it."""
+    """The state of a run, also if another process is working on it.
+
+    A run with a damaged file is "damaged", and the note names the file: the others of a store are fine.
+    """
+    try:
+        return _look(run)
+    except (StoreError, KeyError, TypeError) as error:
+        note = str(error) if isinstance(error, StoreError) else f"{run.folder}: no {error} in its rows"
+        return State(run, "damaged", 0, Budget().max_steps, None, 0.0, None, note)
+
+
+def _look(run: Run) -> State:
     metrics, budget, rows = run.metrics(), run.budget() or Budget(), run.recent()
     last = rows[-1] if rows else None
     step = last["step"] if last else 0
@@ -238,12 +252,20 @@ def look(run: Run) -> State:
 
 
 def find(root: Path) -> list[Run]:
-    """Every run of a store, sorted by name."""
+    """Every run of a store whose files can be read, sorted by name; the others are warned about."""
     found = []
     for path in sorted(root.glob("*/spec.json")):
-        document = read_json(path)
-        if document is not None:
-            found.append(Run(root, Spec.from_json(document["spec"])))
+        try:
+            document = read_json(path)
+            if document is None:
+                continue
+            run = Run(root, Spec.from_json(document["spec"]))
+            for read in (run.metrics, run.history, run.scores):
+                read()
+        except (StoreError, ValueError, KeyError, TypeError) as error:
+            warnings.warn(f"Left out: {path.parent.name}. {error}", stacklevel=2)
+        else:
+            found.append(run)
     return found
 
 
@@ -293,9 +315,16 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The document, or None if there is no such file."""
     try:
-        return json.loads(path.read_text())
+        text = path.read_text()
     except FileNotFoundError:
         return None
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} is damaged: it is not JSON ({error}). {REMEDY}") from None
+    if not isinstance(document, dict):
+        raise StoreError(f"{path} is damaged: it is not a table of names. {REMEDY}")
+    return document
 
 
 def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -313,4 +342,14 @@ def _rows(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     lines = lines[1 if start else 0 : -1]  # what follows the last line break is empty or half a row
-    return [json.loads(line) for line in lines]
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            place = f"line {number}" if not start else f"line {number} of the last {last_bytes} bytes"
+            raise StoreError(f"{path} is damaged: {place} is not a row of JSON. {REMEDY}")
+        rows.append(row)
+    return rows

@@ -60,6 +60,9 @@ def kernel_from_json(document: Mapping[str, Any]) -> Kernel:
     kernel = object.__new__(kind)
     for field, value in document["fields"].items():
         object.__setattr__(kernel, field, _decode(value))
+    for parent in kind.__mro__:  # what the constructor would have checked
+        if "__check_init__" in vars(parent):
+            parent.__check_init__(kernel)
     return kernel
 
 
@@ -107,6 +110,8 @@ def _decode(value: Any) -> Any:
         case {"kernel": _}:
             return kernel_from_json(value)
         case {"array": entries, "dtype": dtype, "shape": shape}:
+            if np.dtype(dtype).kind not in "biuf" or not isinstance(entries, list):
+                raise StoreError(f"The file has an array of {dtype}, which no kernel holds.")
             return np.array(entries, dtype=dtype).reshape(shape)
         case {"tuple": items}:
             return tuple(_decode(item) for item in items)

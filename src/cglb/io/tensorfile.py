@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from safetensors.numpy import save as to_bytes
 
 from cglb.core.errors import StoreError
 
-__all__ = ["read", "replace_file", "write"]
+__all__ = ["check_regular", "read", "replace_file", "write"]
 
 FORMAT = "cglb"
+MOST_TEXT = 1 << 28  # characters of a document; a history of 100,000 steps has fewer
 
 
 def write(
@@ -55,17 +57,41 @@ def write(
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` in the place of a file in one move, safe on the disk before it is seen."""
+    """Put `content` in the place of a file in one move, safe on the disk before it is seen.
+
+    A symbolic link stays, and the file that it leads to is replaced.
+
+    Raises:
+        StoreError: if the path leads to something that is not a file, such as a device.
+    """
+    path = check_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # a name of its own for every write: two threads may write one file, and the last one wins
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_regular(path: Path) -> Path:
+    """The path that a symbolic link leads to, if that is a file or nothing yet.
+
+    Raises:
+        StoreError: if it is a folder, a device, a pipe or a socket, or a link that leads in a circle.
+    """
+    try:
+        target = path.resolve()
+        special = target.exists() and not target.is_file()
+    except (OSError, RuntimeError) as error:
+        raise StoreError(f"{path} cannot be followed to a file ({error}). Give another path.") from None
+    if special:
+        raise StoreError(f"{path} is not a regular file: give another path.")
+    return target
 
 
 def read(
@@ -75,16 +101,16 @@ def read(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        StoreError: if the file is damaged, or of another kind or version.
+        StoreError: if the file is damaged, not a regular file, or of another kind or version.
     """
     path = Path(path)
-    if not path.is_file():
+    if not check_regular(path).exists():
         raise FileNotFoundError(f"There is no file {path}.")
     try:
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
         raise StoreError(
             f"{path} is damaged or not a safetensors file ({error}). Restore it or save again."
         ) from None
@@ -97,9 +123,17 @@ def read(
             f"version {version}. Load it with the release that wrote it and save it anew."
         )
     text = header.get("document", "")
+    if len(text) > MOST_TEXT:
+        raise StoreError(f"{path} has a document of {len(text)} characters, more than {MOST_TEXT}.")
     if header.get("sha256") != _checksum(text, arrays):
         raise StoreError(f"{path} is damaged: its checksum is wrong. Restore it or save again.")
-    return json.loads(text), arrays
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} has a document that is not JSON ({error}). Save it again.") from None
+    if not isinstance(document, dict):
+        raise StoreError(f"{path} has a document that is not a table of names. Save it again.")
+    return document, arrays
 
 
 def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:

@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float
 
 from cglb.core.parameters import as_parameter, describe
 from cglb.core.precision import Number
+from cglb.kernels.distance import entry_rounding, middle
 from cglb.kernels.probe import probe_relevance
 
 __all__ = ["Features", "Kernel", "find", "find_origin", "names", "origin", "relevance"]
@@ -55,7 +56,7 @@ class Kernel(eqx.Module):
         if X1.shape[1] != X2.shape[1]:  # one column would broadcast
             raise ValueError(f"X1 has {X1.shape[1]} columns, but X2 has {X2.shape[1]}.")
         self.check_columns(X1.shape[1])
-        nearby = X2[:1]
+        nearby = middle(X2)
         return self.between(self.features(X1, nearby), self.features(X2, nearby))
 
     def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Features:
@@ -101,6 +102,14 @@ class Kernel(eqx.Module):
         Raises:
             ValueError: if it cannot.
         """
+
+    def rounding(self, d: int) -> float:
+        """An upper bound on |computed − exact|/√(k(x, x)k(x', x')) of an entry on d columns, in float64.
+
+        Certificates widen their intervals by what this may change. By default that of the distances that
+        the kernels of this package use; a kernel whose entries are less precise must say so.
+        """
+        return entry_rounding(d)
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         """How fast the function moves with each of d columns, in units of an inverse lengthscale.

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from cglb.core.parameters import check_parameter, parameter
 from cglb.core.precision import Number
 from cglb.kernels.base import Features, Kernel
+from cglb.kernels.distance import UNIT
 
 __all__ = ["Columns", "Power", "Product", "Scaled", "Sum"]
 
@@ -40,6 +41,9 @@ class Sum(Kernel):
     def check_columns(self, d: int) -> None:
         self.left.check_columns(d)
         self.right.check_columns(d)
+
+    def rounding(self, d: int) -> float:
+        return max(self.left.rounding(d), self.right.rounding(d)) + UNIT
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.maximum(self.left.relevance(d), self.right.relevance(d))
@@ -69,6 +73,9 @@ class Product(Kernel):
     def check_columns(self, d: int) -> None:
         self.left.check_columns(d)
         self.right.check_columns(d)
+
+    def rounding(self, d: int) -> float:
+        return _product_rounding(self.left.rounding(d), self.right.rounding(d))
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.maximum(self.left.relevance(d), self.right.relevance(d))
@@ -106,6 +113,9 @@ class Power(Kernel):
     def check_columns(self, d: int) -> None:
         self.kernel.check_columns(d)
 
+    def rounding(self, d: int) -> float:
+        return self.exponent * _product_rounding(self.kernel.rounding(d), 0.0)
+
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return self.kernel.relevance(d)
 
@@ -137,6 +147,9 @@ class Scaled(Kernel):
 
     def check_columns(self, d: int) -> None:
         self.kernel.check_columns(d)
+
+    def rounding(self, d: int) -> float:
+        return _product_rounding(self.kernel.rounding(d), 0.0)
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return self.kernel.relevance(d)
@@ -175,10 +188,18 @@ class Columns(Kernel):
             )
         self.kernel.check_columns(len(self.columns))
 
+    def rounding(self, d: int) -> float:
+        return self.kernel.rounding(len(self.columns))
+
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         out = np.zeros(d)
         np.maximum.at(out, list(self.columns), self.kernel.relevance(len(self.columns)))
         return out
+
+
+def _product_rounding(left: float, right: float) -> float:
+    """The relative error of a product of two entries, with what rounding it adds."""
+    return (1.0 + left) * (1.0 + right) * (1.0 + UNIT) - 1.0 + UNIT
 
 
 def _pull_pair(

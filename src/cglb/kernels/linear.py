@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from cglb.core.parameters import Numbers, as_row, check_count, check_parameter, parameter, per_column
 from cglb.core.precision import Number
 from cglb.kernels.base import Features, Kernel
+from cglb.kernels.distance import UNIT
 
 __all__ = ["Constant", "Linear"]
 
@@ -34,6 +35,9 @@ class Linear(Kernel):
     def check_columns(self, d: int) -> None:
         check_count("Linear", "variance", self.variance, d)
 
+    def rounding(self, d: int) -> float:
+        return (d + 2.0) * UNIT  # of d products, whose sizes sum to at most √(k(x, x)k(x', x'))
+
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.sqrt(per_column(self.variance, d))
 
@@ -55,6 +59,9 @@ class Constant(Kernel):
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return jnp.full(X.shape[:1], self.variance, dtype=X.dtype)
+
+    def rounding(self, d: int) -> float:
+        return 0.0
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.zeros(d)  # no column matters to it

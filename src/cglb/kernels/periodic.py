@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -9,7 +10,7 @@ from jaxtyping import Array, Float
 from cglb.core.parameters import Numbers, as_row, check_count, check_parameter, parameter, per_column
 from cglb.core.precision import Number
 from cglb.kernels.base import Features, Kernel
-from cglb.kernels.distance import distance_between, with_norms
+from cglb.kernels.distance import Rows, distance_between, entry_rounding
 
 __all__ = ["Periodic"]
 
@@ -36,12 +37,14 @@ class Periodic(Kernel):
         check_parameter("Periodic", "variance", self.variance, 0)
 
     def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Features:
-        angle = 2.0 * np.pi * X / as_row(self.period)
+        # the chord does not depend on the origin; angles near 0 have the smallest rounding
+        angle = 2.0 * np.pi * (X - jax.lax.stop_gradient(origin)) / as_row(self.period)
         scale = as_row(self.lengthscale)
-        return with_norms(jnp.concatenate([jnp.cos(angle) / scale, jnp.sin(angle) / scale], axis=1))
+        circle = jnp.concatenate([jnp.cos(angle) / scale, jnp.sin(angle) / scale], axis=1)
+        return Rows.of(circle, jnp.zeros_like(circle[:1]), 1.0)
 
     def between(self, F1: Features, F2: Features) -> Float[Array, "n1 n2"]:
-        return jnp.exp(-0.5 * distance_between(F1, F2)) * self.variance
+        return jnp.exp(-0.5 * distance_between(F1, F2, 1.0, rough=False)) * self.variance
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return jnp.full(X.shape[:1], self.variance, dtype=X.dtype)
@@ -49,6 +52,10 @@ class Periodic(Kernel):
     def check_columns(self, d: int) -> None:
         check_count("Periodic", "lengthscale", self.lengthscale, d)
         check_count("Periodic", "period", self.period, d)
+
+    def rounding(self, d: int) -> float:
+        # points on circles of radius 1/lengthscale are rounded in units of that radius
+        return entry_rounding(2 * d) * max(1.0, 1.0 / float(np.min(self.lengthscale)))
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return 1.0 / per_column(self.lengthscale, d)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float
 from cglb.core.parameters import Numbers, as_row, check_count, check_parameter, parameter, per_column
 from cglb.core.precision import Number
 from cglb.kernels.base import Features, Kernel
-from cglb.kernels.distance import distance_between, with_norms
+from cglb.kernels.distance import Rows, distance_between, far_apart
 
 __all__ = ["RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", "Stationary"]
 
@@ -27,7 +28,13 @@ class Stationary(Kernel):
     Args:
         lengthscale: one number, or one per column (automatic relevance determination).
         variance: the prior variance k(x, x).
+
+    Attributes:
+        rough: whether the slope of the profile in r² may exceed 3/2 in size, as that of exp(−r) does at
+            0. Distances between close rows are then made more carefully.
     """
+
+    rough: ClassVar[bool] = True
 
     lengthscale: Numbers = parameter(1.0)
     variance: Number = parameter(1.0)
@@ -41,25 +48,31 @@ class Stationary(Kernel):
         """The correlation at squared scaled distance r²; 1 at 0."""
 
     def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Features:
-        return with_norms((X - jax.lax.stop_gradient(origin)) / as_row(self.lengthscale))
+        return Rows.of(X, origin, as_row(self.lengthscale))
 
     def between(self, F1: Features, F2: Features) -> Float[Array, "n1 n2"]:
-        return self.profile(distance_between(F1, F2)) * self.variance
+        return self.profile(self._distance(F1, F2)) * self.variance
+
+    def _distance(self, F1: Rows, F2: Rows) -> Float[Array, "n1 n2"]:
+        return distance_between(F1, F2, as_row(self.lengthscale), self.rough)
 
     def pull_between(
         self, F1: Features, F2: Features, W: Float[Array, "n1 n2"], inputs: bool
     ) -> tuple[Kernel, Features, Features]:
         # the lengthscales see only Σⱼ xⱼᵀ∂/∂xⱼ of the cross term −2xᵀx', to which both sides contribute
         # the same: one product in place of two, and it is the most expensive part of a tile
-        (X1, _), (X2, _) = F1, F2
-        r2 = distance_between(F1, F2)
+        X1, X2 = F1.scaled, F2.scaled
+        r2 = self._distance(F1, F2)
         _, pull = jax.vjp(lambda kernel, r2: kernel.profile(r2) * kernel.variance, self, r2)
         kernel_bar, R = pull(W)
+        if self.rough:
+            R = jnp.where(far_apart(r2, F1, F2), R, 0.0)
         if inputs:
             X1_bar, X2_bar = -2.0 * (R @ X2), -2.0 * (R.T @ X1)
         else:
             X1_bar, X2_bar = -4.0 * (R @ X2), jnp.zeros_like(X2)
-        return kernel_bar, (X1_bar, jnp.sum(R, axis=1)), (X2_bar, jnp.sum(R, axis=0))
+        F1_bar = Rows(X1_bar, jnp.sum(R, axis=1), jnp.zeros_like(X1))
+        return kernel_bar, F1_bar, Rows(X2_bar, jnp.sum(R, axis=0), jnp.zeros_like(X2))
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return jnp.full(X.shape[:1], self.variance, dtype=X.dtype)
@@ -78,6 +91,8 @@ class Stationary(Kernel):
 class RBF(Stationary):
     """Squared exponential: profile exp(−r²/2)."""
 
+    rough = False
+
     def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.exp(-0.5 * r2)
 
@@ -92,6 +107,8 @@ class Matern12(Stationary):
 class Matern32(Stationary):
     """Matérn-3/2: profile (1 + √3 r) exp(−√3 r)."""
 
+    rough = False
+
     def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return _matern32(r2)
 
@@ -99,12 +116,16 @@ class Matern32(Stationary):
 class Matern52(Stationary):
     """Matérn-5/2: profile (1 + √5 r + 5r²/3) exp(−√5 r)."""
 
+    rough = False
+
     def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return _matern52(r2)
 
 
 class RationalQuadratic(Stationary):
     """Rational quadratic: profile (1 + r²/(2·alpha))^(−alpha)."""
+
+    rough = False
 
     alpha: Number = parameter(1.0)
 

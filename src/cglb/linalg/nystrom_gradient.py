@@ -18,6 +18,7 @@ from cglb.compute import tiling, triangular
 from cglb.compute.backend import backend_of
 from cglb.compute.products import materialised, transposed_product
 from cglb.kernels.base import Kernel
+from cglb.kernels.distance import middle
 from cglb.linalg.nystrom import Nystrom, kuu
 from cglb.model import GP
 
@@ -141,7 +142,7 @@ def _pull_rows(
     size: int, kernel: Kernel, Z: Array, rows: _Rows, right: _Right, starts: Array
 ) -> _Pulled:
     """Over chunks of `size` rows: Kfu_bar, pulled back to the kernel and the features of Z."""
-    origin = Z[:1]
+    origin = middle(Z)
     FZ = kernel.features(Z, origin)
 
     def chunk(total: _Pulled, begin: Array) -> tuple[_Pulled, None]:
@@ -175,7 +176,7 @@ def _pull_rest(
     Kuu_bar = 0.5 * (Kuu_bar + Kuu_bar.T)
 
     def of_Z(kernel: Kernel, Z: Array) -> Any:
-        return kuu(kernel, Z, factors.jitter), kernel.features(Z, Z[:1])
+        return kuu(kernel, Z, factors.jitter), kernel.features(Z, middle(Z))
 
     _, pull = jax.vjp(of_Z, kernel, Z)
     kernel_more, Z_bar = pull((Kuu_bar, pulled.FZ))

@@ -63,6 +63,19 @@ class ExactPosterior(Posterior):
             batch = rows[start : start + BATCH_ROWS]
             yield batch, backend.between(self.gp.kernel, self.X, batch)
 
+    def leave_one_out(self, y: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        """Means and variances of each observation given all others: n³ flops, n² memory.
+
+        E[yᵢ | others] = yᵢ − αᵢ/cᵢ and Var[yᵢ | others] = 1/cᵢ, c = diag K̂⁻¹, noise included.
+
+        Args:
+            y: the targets.
+        """
+        identity = jnp.eye(self.X.shape[0], dtype=self.X.dtype)
+        half = jnp.asarray(backend_of(self.L, y).factor_of(self.L).half_solve(identity))
+        inverse = jnp.sum(half * half, axis=0)
+        return y - self.alpha / inverse, 1.0 / inverse
+
     def _explained(self, X_star: Array) -> Array:
         B = solve_triangular(self.L, self.gp.kernel(self.X, X_star), lower=True)
         return B.T @ B

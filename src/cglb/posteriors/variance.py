@@ -25,6 +25,7 @@ from cglb.core.validation import boundary
 from cglb.kernels import Kernel
 from cglb.linalg.cg import Limits, Stop
 from cglb.linalg.nystrom import DEFAULT_JITTER
+from cglb.linalg.rounding import Rounding, gamma
 from cglb.linalg.system import Solver, System
 from cglb.model import GP
 from cglb.posteriors.base import batches
@@ -102,8 +103,9 @@ def bracket_at(
     if not tolerance > 0.0:
         raise ValueError(f"tolerance must be positive, found {tolerance}.")
     parts, products, done = [], 0, 0
+    rounding = Rounding.of(system)
     for rows, real in batches(X_star, BATCH):
-        found = _bracket_batch(system, rows, tolerance)
+        found = _bracket_batch(system, rounding, rows, tolerance)
         products += found.products
         parts.append((found.lower[:real], found.upper[:real], found.tight[:real]))
         done += real
@@ -113,7 +115,7 @@ def bracket_at(
     return VarianceBracket(lower, upper, tight, products)
 
 
-def _bracket_batch(system: System, rows: Array, tolerance: float) -> VarianceBracket:
+def _bracket_batch(system: System, rounding: Rounding, rows: Array, tolerance: float) -> VarianceBracket:
     k, k_ss = _columns(system.gp.kernel, system.X, rows)
     v, allowed, products = jnp.zeros_like(k), 0.5 * tolerance * k_ss, 0
     for _ in range(ROUNDS):
@@ -126,6 +128,12 @@ def _bracket_batch(system: System, rows: Array, tolerance: float) -> VarianceBra
         )
         if bool(jnp.all(tight)) or solution.stop is not Stop.TOLERANCE:
             break
+    # the columns k themselves are rounded, by at most τ√(k_ss·tr K)
+    error = rounding.entry * np.sqrt(np.asarray(k_ss) * rounding.trace)
+    certain = rounding.quadratic(k, solution, error)
+    lower, upper, tight, _ = _tighten(
+        k_ss, certain.lower, certain.upper, allowed, jnp.asarray(tolerance)
+    )
     return VarianceBracket(lower, upper, tight, products)
 
 
@@ -139,8 +147,10 @@ def _tighten(
     k_ss: Array, least: Array, most: Array, allowed: Array, tolerance: Array
 ) -> tuple[Array, Array, Array, Array]:
     """The bracket from bounds on what the data explain, whether it is tight, and CG's next tolerance."""
-    upper = jnp.maximum(k_ss - least, 0.0)
-    lower = jnp.maximum(k_ss - most, 0.0)
+    # the data explain neither less than nothing nor more than everything, also where rounding says so
+    upper = k_ss - jnp.where(least > 0.0, least, 0.0)
+    lower = jnp.maximum(jnp.where(jnp.isnan(most), 0.0, k_ss - most), 0.0)
+    upper = jnp.maximum(upper, lower)
     tight = upper - lower <= tolerance * lower
     wanted = jnp.maximum(SHARE_OF_WIDTH * tolerance * lower, STRICTEST * allowed)
     return lower, upper, tight, jnp.where(tight, allowed, jnp.minimum(wanted, LOOSEST * allowed))
@@ -201,6 +211,9 @@ class Local:
             self._search = search.fit(np.asarray(X[others]) * self._scale)
         self._given = gp.kernel, jnp.asarray(gp.noise), X[shared], X[others]
         self._factors = _explain(*self._given) if len(shared) else None
+        count = len(shared) + self._k
+        entry = gp.kernel.rounding(X.shape[1])
+        self._rounding = jnp.asarray([entry, entry + gamma(3 * count), gamma(count)])
 
     def __call__(self, X_star: Float[Array, "s d"]) -> Float[Array, " s"]:
         """The variances at the rows of X_star."""
@@ -209,7 +222,11 @@ class Local:
             rows = np.asarray(X_star) * self._scale
             index = self._search.kneighbors(rows, return_distance=False)
         parallel = backend_of(self._given, X_star).parallel.small_matrices()
-        return parallel.map(_local, (*self._given, self._factors, X_star), (index[None],))[0]
+        shared = (*self._given, self._factors, self._rounding, X_star)
+        found = parallel.map(_local, shared, (index[None],))[0]
+        if not bool(jnp.all(jnp.isfinite(found))):
+            raise ValueError("X_star: the kernel's variance is not finite at some of its rows.")
+        return found
 
 
 def _rows_of(X: Array, Z: Array | None) -> np.ndarray:
@@ -235,6 +252,7 @@ def _local(
     shared: Array,
     X: Array,
     factors: tuple[Array, Array] | None,
+    rounding: Array,
     X_star: Array,
     neighbours: Array,
 ) -> Array:
@@ -246,6 +264,7 @@ def _local(
         shared: rows that all test rows condition on.
         X: the other rows.
         factors: of the shared rows, by `_explain`; None without shared rows.
+        rounding: relative errors of entries, of a solve with K̂ of all rows used, and of a sum.
         X_star: test rows.
         neighbours: row numbers [s, k] of X that each test row conditions on.
     """
@@ -253,17 +272,30 @@ def _local(
     def one(x_and_index: tuple[Array, Array]) -> Array:
         x, index = x_and_index
         row = x[None, :]
-        variance = kernel.diag(row)[0]
+        variance = prior = kernel.diag(row)[0]
+        weights, trace, b = [], jnp.zeros_like(prior), jnp.zeros(0, dtype=x.dtype)
         if factors is not None:
             b = triangular.solve_right(factors[0], kernel(row, shared))[0]
-            variance = variance - b @ b
+            variance, trace = variance - b @ b, trace + jnp.sum(kernel.diag(shared) + noise)
         if index.shape[0]:
             K, cross = assemble.dense(kernel, noise, X[index]), kernel(X[index], row)[:, 0]
+            trace = trace + jnp.trace(K)
             if factors is not None:  # covariances given the shared rows
                 B = factors[1][index]
                 K, cross = K - B @ B.T, cross - B @ b
-            c = solve_triangular(jnp.linalg.cholesky(K), cross, lower=True)
+            C = jnp.linalg.cholesky(K)
+            c = solve_triangular(C, cross, lower=True)
             variance = variance - c @ c
-        return jnp.maximum(variance, 0.0)
+            weights.append(solve_triangular(C, c, lower=True, trans="T"))
+            if factors is not None:
+                b = b - factors[1][index].T @ weights[0]
+        if factors is not None:
+            weights.append(solve_triangular(factors[0], b, lower=True, trans="T"))
+        size = sum(w @ w for w in weights)
+        # kᵀK̂⁻¹k = kᵀα moves by αᵀΔα with ‖Δ‖ ≤ (τ + γ)·tr K̂, and by 2αᵀδk with ‖δk‖ ≤ τ√(k_ss·tr K̂)
+        margin = rounding[1] * trace * size + 2.0 * rounding[0] * jnp.sqrt(prior * trace * size)
+        certain = jnp.maximum(variance, 0.0) + 2.0 * margin + rounding[2] * prior
+        # conditioning on nothing is allowed too, where float64 cannot say how much the rows explain
+        return jnp.where(certain < prior, certain, prior)
 
     return lax.map(one, (X_star, neighbours), batch_size=BATCH)

@@ -12,7 +12,7 @@ import numpy as np
 from cglb.core.errors import StoreError
 from cglb.io import tensorfile
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "Snapshot"]
 
 KIND, VERSION = "checkpoint", 3
 Snapshot = tuple[dict[str, Any], dict[str, np.ndarray]]
@@ -39,7 +39,7 @@ class Checkpoint:
         if self.path is None or not self.path.exists():
             return None
         document, arrays = tensorfile.read(self.path, KIND, VERSION)
-        if document.pop("fingerprint") != self.fingerprint:
+        if document.pop("fingerprint", None) != self.fingerprint:
             raise StoreError(
                 f"{self.path} is the checkpoint of another fit: its data, start or settings differ. "
                 "Give another path, or delete it to start again."

@@ -84,6 +84,11 @@ class Options:
             known = ", ".join(TRANSFORMS)
             raise ValueError(f"transform must be one of {known}, found {self.transform!r}.")
 
+        if self.max_seconds is not None and not self.max_seconds > 0.0:
+            raise ValueError(
+                f"max_seconds must be positive, or None for no limit, found {self.max_seconds}."
+            )
+
     def path(self, stages: tuple[Stage, ...]) -> tuple[Any, ...]:
         """What decides the way a fit takes. Limits only say where on this way it ends, unless a stage
         ends at its share of the steps."""

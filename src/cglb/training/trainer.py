@@ -12,14 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jaxtyping import Array, Float
 
 from cglb import methods
+from cglb.core.errors import StoreError
 from cglb.core.validation import boundary
+from cglb.io.lock import exclusive
 from cglb.methods.base import Method
 from cglb.methods.stages import Stage
 from cglb.model import GP
-from cglb.training.checkpoint import Checkpoint
+from cglb.training.checkpoint import Checkpoint, Snapshot
 from cglb.training.clock import Clock
 from cglb.training.free import TRANSFORMS, Parameters
 from cglb.training.history import Callback, Fit, HistoryRow
@@ -72,7 +75,7 @@ def train(
 
     Raises:
         ValueError: if the bound is not finite at the start, or if an option makes no sense.
-        StoreError: if `checkpoint` is the file of another fit, or damaged.
+        StoreError: if `checkpoint` is the file of another fit, damaged, or in use by another one.
     """
     chosen, asked = methods.choose(method, X.shape[0]).method, Options(**options)
     if stages is None:
@@ -84,9 +87,24 @@ def train(
     problem = Problem(X, y, Z, check_stages(stages), parameters, asked)
     store = Checkpoint(checkpoint, asked.checkpoint_seconds, problem.fingerprint(gp))
     state = State(problem, Clock(asked.max_seconds), problem.flatten(0, gp))
-    if (saved := store.load()) is not None:
+    with exclusive(store.path):
+        if (saved := store.load()) is not None:
+            _restore(state, saved, store)
+        return _run(state, store, callback, progress)
+
+
+def _restore(state: State, saved: Snapshot, store: Checkpoint) -> None:
+    """Go on from a snapshot; whatever its file may hold, the error is one."""
+    free = saved[1].get("free")
+    try:
+        if free is None or free.shape != state.free.shape or not np.isfinite(free).all():
+            raise ValueError("the parameters are missing, not finite or of another number")
         state.restore(saved)
-    return _run(state, store, callback, progress)
+    except Exception as error:
+        raise StoreError(
+            f"{store.path} does not hold the state of a fit ({type(error).__name__}: {error}). "
+            "Delete it to start again."
+        ) from error
 
 
 def _run(state: State, store: Checkpoint, callback: Callback | None, progress: bool) -> Fit:

@@ -7,6 +7,7 @@ any other; with little noise the chain is much tighter.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from jaxtyping import Array, Float
 from cglb.bounds.logdet.base import LogdetBound, Side, by_cost
 from cglb.bounds.logdet.chain import Chain
 from cglb.linalg.blocks import BLOCK, NEIGHBOURS, Blocks, Neighbours, find_blocks
+from cglb.linalg.rounding import Rounding
 from cglb.linalg.view import View
 
 if TYPE_CHECKING:
@@ -69,14 +71,19 @@ class Auto(LogdetBound):
     def __call__(self, view: View) -> Float[Array, ""]:
         if not self.candidates:
             raise ValueError("No candidates yet: call prepare(system) first.")
-        return jnp.min(jnp.stack([bound(view) for bound in self.candidates]))
+        values = jnp.stack([bound(view) for bound in self.candidates])
+        return jnp.min(jnp.where(jnp.isnan(values), jnp.inf, values))  # one NaN must not spoil them all
+
+    def margin(self, value: float, view: View, rounding: Rounding) -> float:
+        margins = [bound.margin(value, view, rounding) for bound in self.candidates]
+        return max(margins, default=rounding.logdet)
 
     def settle(self, system: System) -> LogdetBound:
         """The cheapest candidate, unless a more expensive one is tighter by `WORTH` nats."""
         view = system.view
-        best, best_value = self.candidates[0], 0.5 * float(self.candidates[0](view))
-        for bound in self.candidates[1:]:
+        best, best_value = self.candidates[0], math.inf
+        for bound in self.candidates:
             value = 0.5 * float(bound(view))
-            if value < best_value - WORTH:
+            if value < best_value - WORTH:  # never true for NaN
                 best, best_value = bound, value
         return best

@@ -11,6 +11,7 @@ import equinox as eqx
 from jaxtyping import Array, Float
 
 from cglb.linalg.blocks import Blocks
+from cglb.linalg.rounding import Rounding
 from cglb.linalg.view import View
 
 if TYPE_CHECKING:
@@ -73,6 +74,23 @@ class LogdetBound(eqx.Module):
     def variants(self, m: int) -> tuple[LogdetBound, ...]:
         """The forms of this bound that "auto" and the certificate try with m inducing points."""
         return (self,)
+
+    def certain(self, view: View, rounding: Rounding) -> float:
+        """The value, moved to the safe side by what rounding may have changed; NaN if it is not finite.
+
+        For concrete arrays.
+        """
+        value = float(self(view))
+        margin = self.margin(value, view, rounding)
+        return value + margin if self.side == Side.ABOVE else value - margin
+
+    def margin(self, value: float, view: View, rounding: Rounding) -> float:
+        """How far rounding may have moved the value to the wrong side.
+
+        By default that of bounds that use log|Q̂| and diag(K − Q). A bound that computes with more than
+        that gives its own.
+        """
+        return rounding.logdet
 
     @abc.abstractmethod
     def __call__(self, view: View) -> Float[Array, ""]:

@@ -19,6 +19,7 @@ Cost with blocks of p rows and k neighbours: about 4·n·m·(p + k)²/p flops fo
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from jaxtyping import Array, Float
 
 from cglb.bounds.logdet.base import LogdetBound
 from cglb.linalg.blocks import BLOCK, NEIGHBOURS, Blocks, find_blocks
+from cglb.linalg.rounding import Rounding, gamma
 from cglb.linalg.vecchia import chain_logdet
 from cglb.linalg.view import View, logdet_plus_identity
 
@@ -112,6 +114,17 @@ class Chain(LogdetBound):
         if m < view.m:
             At, price = At[:, :m], price - _logdet_of_others(view.G[m:, m:])
         return chain_logdet(view.kernel, view.noise, At, view.X, self.blocks) + price
+
+    def margin(self, value: float, view: View, rounding: Rounding) -> float:
+        """Every block of R ⪰ I has an error of at most D, which moves its part by √p·D/(1 − D)."""
+        if self.blocks is None:
+            raise ValueError("The chain has no blocks yet: call prepare(system) first.")
+        count, own = self.blocks.rows.shape
+        members = own + self.blocks.neighbours.shape[1]
+        size = members * (1.0 + rounding.largest / rounding.noise)
+        error = (rounding.entry + gamma(rounding.m + 2 * members)) * size + rounding.lost
+        parts = count * own**0.5 * (error / (1.0 - error) if error < 1.0 else math.inf)
+        return parts + 3.0 * rounding.logdet_B + 4.0 * gamma(count) * (abs(value) + view.n)
 
 
 @jax.jit

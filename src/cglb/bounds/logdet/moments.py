@@ -13,6 +13,8 @@ Cost: 4n²m flops in addition to the n² kernel entries, O(nm) memory; a gradien
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
@@ -20,6 +22,7 @@ from jaxtyping import Array, Float
 
 from cglb.bounds.logdet.base import LogdetBound, Side
 from cglb.linalg.operator import KernelOperator
+from cglb.linalg.rounding import Rounding, gamma
 from cglb.linalg.view import View
 
 __all__ = ["Moments", "residual_moments"]
@@ -36,6 +39,27 @@ class Moments(LogdetBound):
         some = (t > 0.0) & (f > 0.0)
         t, f = jnp.where(some, t, 1.0), jnp.where(some, f, 1.0)
         return view.logdet_Q + jnp.where(some, t * t / f * jnp.log1p(f / t), 0.0)
+
+    def certain(self, view: View, rounding: Rounding) -> float:
+        """With t as small and f as large as the rounding of T allows: the bound rises in t, falls in f.
+
+        T errs by (B/σ²)(1 + 2‖A‖) from products with K̂, by what a factorisation of I + AAᵀ adds, and by
+        what E lacks to be positive semi-definite.
+        """
+        t, f = (float(moment) for moment in residual_moments(view))
+        ratio = float(view.residual_trace) / rounding.noise
+        factors = gamma(rounding.n + 3 * rounding.m) * (1.0 + rounding.m + rounding.explained)
+        products = rounding.product / rounding.noise * (1.0 + 2.0 * rounding.explained**0.5)
+        error = products + factors * (1.0 + ratio)
+        least = t - rounding.n**0.5 * error
+        most = (max(f, 0.0) ** 0.5 + error + rounding.lost) ** 2
+        gain = 0.0
+        if least > 0.0 and 0.0 < most < math.inf:
+            gain = least * least / most * math.log1p(most / least)
+        return float(view.logdet_Q) + gain - rounding.logdet
+
+    def margin(self, value: float, view: View, rounding: Rounding) -> float:
+        return abs(value - self.certain(view, rounding))
 
 
 def residual_moments(view: View) -> tuple[Float[Array, ""], Float[Array, ""]]:

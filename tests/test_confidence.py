@@ -1,0 +1,94 @@
+"""The likely interval for log p(y): brackets per probe, and never outside the certain interval."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+import scipy.linalg
+
+import cglb
+from cglb import bounds
+from cglb.linalg import quadrature
+from cglb.linalg.quadrature import LogQuadrature
+from cglb.linalg.system import System
+
+X, Y, Z = problems.data()
+GP = cglb.GP(cglb.Matern32([0.8, 1.2]), 0.01)
+
+
+@pytest.fixture(scope="module")
+def system():
+    """One whose chain is far from exact: blocks of 64 rows would hold all 40."""
+    from cglb.linalg.blocks import Neighbours, find_blocks
+
+    with cglb.float64():
+        gp, x, z = jax.tree.map(jnp.asarray, (GP, X, Z))
+        blocks = find_blocks(gp.kernel, x, 5, 3)
+        return System(gp, x, z, neighbours=Neighbours.given(blocks))
+
+
+def whitened(found, K_hat):
+    """M as an array, and its rows that are not padding."""
+    with cglb.float64():
+        W = np.asarray(quadrature._forward(found._whitening, jnp.eye(len(K_hat))))
+    return W @ K_hat @ W.T, np.asarray(found._whitening.real)
+
+
+def test_the_whitening_has_the_stated_determinant(system):
+    with cglb.float64():
+        found = LogQuadrature(system)
+    K_hat = problems.dense(GP, X)
+    M, real = whitened(found, K_hat)
+    exact = np.linalg.slogdet(K_hat)[1]
+    assert found.logdet_P + np.linalg.slogdet(M[np.ix_(real, real)])[1] == pytest.approx(exact, abs=1e-8)
+    assert abs(exact - found.logdet_P) > 0.1  # the chain alone does not say it
+
+
+@pytest.mark.parametrize("steps", [2, 5, 100])
+def test_the_two_rules_bracket_every_probe(system, monkeypatch, steps):
+    monkeypatch.setattr(quadrature, "MOST_STEPS", steps)
+    monkeypatch.setattr(quadrature, "CLOSE", 0.0)
+    with cglb.float64():
+        found = LogQuadrature(system, seed=3)
+        found.more()
+    M, real = whitened(found, problems.dense(GP, X))
+    signs = np.random.default_rng(3).choice([-1.0, 1.0], size=(len(real), quadrature.PROBES))[real]
+    log_M = scipy.linalg.logm(M[np.ix_(real, real)])
+    exact = np.einsum("nt,nm,mt->t", signs, log_M, signs)
+    assert (found.found.lower <= exact + 1e-8).all()
+    assert (exact <= found.found.upper + 1e-8).all()
+    if steps == 100:
+        np.testing.assert_allclose(found.found.upper, exact, atol=1e-6)
+    else:
+        assert (found.found.lower < found.found.upper).all()
+
+
+def test_the_interval_covers_the_exact_value_as_often_as_it_says(system):
+    exact = np.linalg.slogdet(problems.dense(GP, X))[1]
+    covered = []
+    for seed in range(20):
+        with cglb.float64():
+            found = LogQuadrature(system, seed)
+            found.more()
+        low, high = found.interval(3.4995)  # 99 % of Student's distribution with 7 degrees of freedom
+        covered.append(low <= exact <= high)
+    assert sum(covered) >= 19
+
+
+def test_the_likely_interval_is_inside_the_certain_one_and_says_how_it_was_found():
+    x, y, z = problems.data(n=200, m=10)
+    exact = float(bounds.exact(GP, x, y).value)
+    found = cglb.certify(GP, x, y, z, confidence=0.99)
+    low, high = found.likely
+    assert found.lower <= low <= exact <= high <= found.upper
+    assert high - low < 0.2 * found.width
+    assert "probes" in found.message
+    assert "99% confidence" in str(found)
+    assert found.shifted(3.0).likely == (low + 3.0, high + 3.0)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -0.5, float("nan")])
+def test_a_confidence_is_a_probability(confidence):
+    with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
+        cglb.certify(GP, X, Y, Z, confidence=confidence)

@@ -369,8 +369,8 @@ OPTIONS = {
     "noise_floor": (0.5, lambda model: float(model.gp_.noise) >= 0.5),
     "random_state": (1, lambda model: model.evidence().width),
 }
-# these have tests of their own below, and in test_hard_data.py
-ELSEWHERE = {"drop_missing", "memory_gb", "progress", "checkpoint"}
+# these have tests of their own below, and in test_hard_data.py and test_tables.py
+ELSEWHERE = {"drop_missing", "impute", "memory_gb", "progress", "checkpoint"}
 
 
 def test_every_option_is_tested():

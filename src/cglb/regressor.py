@@ -16,13 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from cglb import methods, regressor_file
 from cglb.bounds.certificate import Certificate, Evidence, certify_at
 from cglb.bounds.logdet import LogdetBound
 from cglb.core.precision import float64, to_numpy
-from cglb.data.frames import check_target, feature_scale, missing_message
+from cglb.data.encoding import Encoding
+from cglb.data.frames import feature_scale
+from cglb.data.intake import take_new, take_training
 from cglb.data.metrics import interval
 from cglb.kernels.base import Kernel, find, relevance
 from cglb.linalg.preconditioners import Preconditioning
@@ -68,7 +70,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             them.
         noise_floor: smallest noise variance, in units of the target's variance; None is the method's
             own: 1e-6, and 1e-4 for "iterative", as in the paper.
-        drop_missing: drop rows whose target is missing instead of raising.
+        drop_missing: drop training rows with a missing target or input instead of raising.
+        impute: fill missing inputs of a table, in training and in predictions, with the median of the
+            training rows, or the most frequent boolean or text.
         random_state: decides ties in the choice of inducing points, which rows come first above 20,000,
             and the probes of "iterative". The same seed gives the same fit; None means seed 0, so that
             an interrupted `fit` finds its checkpoint again.
@@ -83,6 +87,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         history_: one row per step (see `HistoryRow`).
         fit_report_: what happened, in plain words.
         relevance_: importance of each input by name, the largest 1.
+        encoding_: how a table became numbers (see `cglb.data.encoding`); None if X was an array.
     """
 
     X_shift_: np.ndarray
@@ -95,6 +100,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     n_iter_: int
     n_features_in_: int
     feature_names_in_: np.ndarray
+    encoding_: Encoding | None
     fit_report_: FitReport
     _X: np.ndarray
     _y: np.ndarray
@@ -117,6 +123,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         max_steps: int = 100,
         noise_floor: float | None = None,
         drop_missing: bool = False,
+        impute: bool = False,
         random_state: Any = None,
         memory_gb: float | None = None,
         progress: bool = False,
@@ -132,6 +139,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         self.max_steps = max_steps
         self.noise_floor = noise_floor
         self.drop_missing = drop_missing
+        self.impute = impute
         self.random_state = random_state
         self.memory_gb = memory_gb
         self.progress = progress
@@ -145,7 +153,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         A fit that fails or is interrupted leaves the estimator as it was.
         """
         probe = copy.copy(self)  # takes the names and the number of columns
-        X, y = _validate(probe, X, y, reset=True)
+        X, y = take_training(probe, X, y, reset=True)
         n, d = X.shape
         X_shift, X_scale = feature_scale(X)
         y_shift, y_scale = (float(a[0]) for a in feature_scale(y[:, None]))
@@ -184,6 +192,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             y_scale_=y_scale,
             n_features_in_=probe.n_features_in_,
             feature_names_in_=getattr(probe, "feature_names_in_", None),
+            encoding_=probe.encoding_,
             method_=method,
             gp_=fit.gp,
             history_=fit.history,
@@ -201,7 +210,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     def update(self, X: Any, y: Any) -> GPRegressor:
         """Add rows and condition on all of them; hyperparameters, inducing points and units stay."""
         check_is_fitted(self, "gp_")
-        X, y = _validate(self, X, y, reset=False)
+        X, y = take_training(self, X, y, reset=False)
         X = np.concatenate([self._X, self._standardise(X)])
         y = np.concatenate([self._y, (y - self.y_shift_) / self.y_scale_])
         # the new rows start at 0: CG then has only their part left to find
@@ -304,7 +313,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             tolerance: the width of an interval relative to its lower end.
         """
         check_is_fitted(self, "gp_")
-        X_star = self._standardise(self._validate_new(X))
+        X_star = self._standardise(take_new(self, X))
         scale = self.y_scale_**2
         if self._posterior.exact:
             known = self._posterior.variance(X_star) * scale
@@ -334,7 +343,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(
                 f"variance={variance!r} gives variances, not covariances: use return_std=True."
             )
-        X_star = self._standardise(self._validate_new(X))
+        X_star = self._standardise(take_new(self, X))
         mean = self._posterior.mean(X_star) * self.y_scale_ + self.y_shift_
         observation = float(self.gp_.noise) if noise else 0.0
         if std:
@@ -352,10 +361,6 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             with float64():
                 return np.asarray(self._local(jnp.asarray(X_star)))
         return np.asarray(self._bracket(X_star).upper)
-
-    def _validate_new(self, X: Any) -> np.ndarray:
-        missing_message(X)
-        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64, order="C"))
 
     # ---- what was learned ----
 
@@ -387,20 +392,23 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         # densities of y in the user's units: the change of variables costs log(scale) per row
         return found.shifted(-len(self._y) * float(np.log(self.y_scale_)))
 
-    def in_model_units(self, X: np.ndarray, y: np.ndarray) -> tuple[GP, Any, Any, Any, float]:
+    def in_model_units(self, X: Any, y: np.ndarray) -> tuple[GP, Any, Any, Any, float]:
         """The model, X, y and its inducing points in standardised units, and the nats that these units
         add to log p(y): what `cglb.compare` needs."""
         check_is_fitted(self, "gp_")
         targets = (y - self.y_shift_) / self.y_scale_
         nats = -len(y) * float(np.log(self.y_scale_))
-        return self.gp_, self._standardise(X), targets, self._Z, nats
+        return self.gp_, self._standardise(take_new(self, X)), targets, self._Z, nats
 
     @property
     def relevance_(self) -> dict[str, float]:
         """Importance of each input (inverse lengthscale on standardised inputs), the largest 1."""
         check_is_fitted(self, "gp_")
-        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self._X.shape[1])])
         values = relevance(self.gp_.kernel, np.ptp(self._X, axis=0) > CONSTANT)
+        if self.encoding_ is not None:  # a text counts as much as the strongest of its columns
+            pairs = zip(self.encoding_.columns, self.encoding_.groups, strict=True)
+            return {name: float(values[group].max(initial=0.0)) for name, group in pairs}
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self._X.shape[1])])
         return dict(zip(map(str, names), values.tolist(), strict=True))
 
     # ---- files ----
@@ -416,14 +424,6 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         estimator, fitted = regressor_file.load(cls, path)
         estimator._set_fitted(**fitted)
         return estimator
-
-
-def _validate(estimator: GPRegressor, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Checked float64 arrays; `reset` sets the estimator's columns instead of comparing with them."""
-    X, y = check_target(X, y, estimator.drop_missing)
-    missing_message(X)
-    X, y = validate_data(estimator, X, y, reset=reset, dtype=np.float64, order="C", y_numeric=True)
-    return X, np.asarray(y, dtype=np.float64)
 
 
 def _solution(found: Conditioned) -> np.ndarray | None:

@@ -21,6 +21,7 @@ from cglb.bounds.logdet import LogdetBound, Side
 from cglb.bounds.logdet import find as find_bound
 from cglb.core.errors import StoreError
 from cglb.core.precision import float64
+from cglb.data.encoding import Encoding
 from cglb.io import tensorfile
 from cglb.io.kernel_json import kernel_from_json, kernel_to_json
 from cglb.kernels.base import Kernel
@@ -34,7 +35,7 @@ from cglb.report import FitReport
 
 __all__ = ["load", "save"]
 
-KIND, VERSION = "model", 2
+KIND, VERSION = "model", 3
 # fitted attributes that are arrays (or None), and those that JSON knows
 ARRAYS = ("X_shift_", "X_scale_", "_X", "_y", "_Z", "_v")
 PLAIN = ("y_shift_", "y_scale_", "n_features_in_", "n_iter_", "history_")
@@ -57,6 +58,7 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
         "posterior": posterior,
         "fit_report_": asdict(estimator.fit_report_),
         "feature_names_in_": None if names is None else list(map(str, names)),
+        "encoding_": None if estimator.encoding_ is None else estimator.encoding_.to_json(),
         **{name: getattr(estimator, name) for name in PLAIN},
     }
     tensorfile.write(path, KIND, VERSION, document, arrays)
@@ -68,7 +70,7 @@ def load(cls: type, path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     settings = {name: _from_json(value) for name, value in document["settings"].items()}
     gp = _gp_from_json(document["model"])
     report = document["fit_report_"]
-    names = document["feature_names_in_"]
+    names, encoding = document["feature_names_in_"], document["encoding_"]
     fitted = {name: arrays.get(name) for name in ARRAYS}
     fitted |= {name: document[name] for name in PLAIN}
     fitted |= {
@@ -76,6 +78,7 @@ def load(cls: type, path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
         "gp_": gp,
         "fit_report_": FitReport(**{**report, "at_floor": tuple(report["at_floor"])}),
         "feature_names_in_": None if names is None else np.array(names, dtype=object),
+        "encoding_": None if encoding is None else Encoding.from_json(encoding),
         "_posterior": _posterior_from_json(document["posterior"], gp, arrays),
     }
     return cls(**settings), fitted

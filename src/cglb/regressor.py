@@ -87,6 +87,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         history_: one row per step (see `HistoryRow`).
         fit_report_: what happened, in plain words.
         relevance_: importance of each input by name, the largest 1.
+        target_name_: the name of the target, if it had one.
         encoding_: how a table became numbers (see `cglb.data.encoding`); None if X was an array.
     """
 
@@ -101,6 +102,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     n_features_in_: int
     feature_names_in_: np.ndarray
     encoding_: Encoding | None
+    target_name_: str | None
     fit_report_: FitReport
     _X: np.ndarray
     _y: np.ndarray
@@ -152,6 +154,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
 
         A fit that fails or is interrupted leaves the estimator as it was.
         """
+        target_name = None if getattr(y, "name", None) is None else str(y.name)
         probe = copy.copy(self)  # takes the names and the number of columns
         X, y = take_training(probe, X, y, reset=True)
         n, d = X.shape
@@ -193,6 +196,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             n_features_in_=probe.n_features_in_,
             feature_names_in_=getattr(probe, "feature_names_in_", None),
             encoding_=probe.encoding_,
+            target_name_=target_name,
             method_=method,
             gp_=fit.gp,
             history_=fit.history,

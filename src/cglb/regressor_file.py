@@ -38,7 +38,7 @@ __all__ = ["load", "save"]
 KIND, VERSION = "model", 3
 # fitted attributes that are arrays (or None), and those that JSON knows
 ARRAYS = ("X_shift_", "X_scale_", "_X", "_y", "_Z", "_v")
-PLAIN = ("y_shift_", "y_scale_", "n_features_in_", "n_iter_", "history_")
+PLAIN = ("y_shift_", "y_scale_", "n_features_in_", "n_iter_", "history_", "target_name_")
 
 
 def save(estimator: Any, path: str | os.PathLike[str]) -> None:

@@ -369,8 +369,8 @@ OPTIONS = {
     "noise_floor": (0.5, lambda model: float(model.gp_.noise) >= 0.5),
     "random_state": (1, lambda model: model.evidence().width),
 }
-# these have tests of their own below, and in test_hard_data.py and test_tables.py
-ELSEWHERE = {"drop_missing", "impute", "memory_gb", "progress", "checkpoint"}
+# these have tests of their own below, and in test_hard_data.py test_tables.py and test_kernel_choice.py
+ELSEWHERE = {"drop_missing", "impute", "kernel_units", "memory_gb", "progress", "checkpoint"}
 
 
 def test_every_option_is_tested():

@@ -26,11 +26,15 @@ from cglb.data.encoding import Encoding
 from cglb.data.frames import feature_scale
 from cglb.data.intake import take_new, take_training
 from cglb.data.metrics import interval
-from cglb.kernels.base import Kernel, find, relevance
+from cglb.data.table import Kind
+from cglb.kernels.base import Kernel, relevance
+from cglb.kernels.choice import as_kernel, with_params
+from cglb.kernels.located import located
 from cglb.linalg.preconditioners import Preconditioning
 from cglb.linalg.system import System
 from cglb.methods import Conditioned, Method
 from cglb.model import GP
+from cglb.posteriors.gradient import mean_gradient, variance_gradient
 from cglb.posteriors.variance import Local, VarianceBracket, bracket_at
 from cglb.report import FitReport
 from cglb.training.free import DEFAULT_FLOOR, Parameters
@@ -40,6 +44,7 @@ from cglb.training.trainer import train
 __all__ = ["GPRegressor"]
 
 CERTIFICATE_GB = 4.0
+UNITS = ("standardised", "data")
 VARIANCES = ("sgpr", "local", "cg")
 # a column of standardised inputs that varies less is constant
 CONSTANT = 1e-9
@@ -54,7 +59,11 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             brings its own settings; `logdet`, `cg_tolerance` and `precondition` are then not looked at.
         kernel: a name: "rbf", "matern12", "matern32" (default), "matern52", "rational_quadratic", with
             one lengthscale per column, or any other of `cglb.kernels.names()`, your own included. Or a
-            kernel object in *standardised* units, from which training starts.
+            kernel object, from which training starts, or one of scikit-learn's kernels. None is the
+            default.
+        kernel_units: the units of the lengthscales and periods of a kernel object: "standardised"
+            (inputs with mean 0 and standard deviation 1), or "data", those of the columns as they are.
+            Variances are relative to that of the target in both.
         num_inducing: inducing points; "auto" is min(n, 512), fewer if `memory_gb` is small. For
             "iterative" the rank of the preconditioner; "auto" is 100.
         logdet: upper bound on log|K̂|: "amgm" (the paper's), "chain" (far tighter at low noise, reached
@@ -86,6 +95,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         gp_: the trained model, in standardised units.
         history_: one row per step (see `HistoryRow`).
         fit_report_: what happened, in plain words.
+        kernel_: the learned kernel, with lengthscales and periods in the units of the inputs.
         relevance_: importance of each input by name, the largest 1.
         target_name_: the name of the target, if it had one.
         encoding_: how a table became numbers (see `cglb.data.encoding`); None if X was an array.
@@ -115,8 +125,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     def __init__(
         self,
         method: str | Method = "cglb",
-        kernel: str | Kernel = "matern32",
+        kernel: str | Kernel | Any = "matern32",
         *,
+        kernel_units: str = "standardised",
         num_inducing: int | str = "auto",
         logdet: str | LogdetBound = "amgm",
         cg_tolerance: float = 1.0,
@@ -133,6 +144,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     ):
         self.method = method
         self.kernel = kernel
+        self.kernel_units = kernel_units
         self.num_inducing = num_inducing
         self.logdet = logdet
         self.cg_tolerance = cg_tolerance
@@ -157,7 +169,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         target_name = None if getattr(y, "name", None) is None else str(y.name)
         probe = copy.copy(self)  # takes the names and the number of columns
         X, y = take_training(probe, X, y, reset=True)
-        n, d = X.shape
+        n = len(X)
         X_shift, X_scale = feature_scale(X)
         y_shift, y_scale = (float(a[0]) for a in feature_scale(y[:, None]))
         X, y = (X - X_shift) / X_scale, (y - y_shift) / y_scale
@@ -165,7 +177,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         method = methods.find(self.method, {**settings, "precondition": self.precondition})
         m = method.points(n, self.num_inducing, self.memory_gb)
         method = method.with_points(m)
-        start = GP(self._initial_kernel(d))
+        start = GP(self._initial_kernel(probe, X_scale))
         noise_floor = method.noise_floor if self.noise_floor is None else self.noise_floor
         floor = {"kernel": DEFAULT_FLOOR, "noise": noise_floor}
         fit = train(
@@ -264,11 +276,28 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     def _standardise(self, X: np.ndarray) -> np.ndarray:
         return (X - self.X_shift_) / self.X_scale_
 
-    def _initial_kernel(self, d: int) -> Kernel:
-        if isinstance(self.kernel, Kernel):
-            self.kernel.check_columns(d)
-            return self.kernel
-        return find(self.kernel).default(d)
+    def _initial_kernel(self, probe: GPRegressor, X_scale: np.ndarray) -> Kernel:
+        """The kernel on standardised inputs from which training starts."""
+        if self.kernel_units not in UNITS:
+            raise ValueError(
+                f"kernel_units must be one of {', '.join(UNITS)}, found {self.kernel_units!r}."
+            )
+        if self.kernel is None or isinstance(self.kernel, str):
+            return as_kernel(self.kernel, len(X_scale))
+        kernel, encoding = as_kernel(self.kernel, probe.n_features_in_), probe.encoding_
+        if encoding is not None:
+            kernel = located(kernel, encoding.columns, encoding.groups)
+        kernel.check_columns(len(X_scale))
+        return kernel.rescaled(X_scale) if self.kernel_units == "data" else kernel
+
+    def set_params(self, **params: Any) -> GPRegressor:
+        """Set parameters; `kernel__lengthscale=…` and the like replace those of the kernel."""
+        nested = {name: params.pop(name) for name in list(params) if name.startswith("kernel__")}
+        super().set_params(**params)
+        if nested:
+            values = {name.removeprefix("kernel__"): value for name, value in nested.items()}
+            self.kernel = with_params(self.kernel, values)
+        return self
 
     def _seed(self) -> int:
         if self.random_state is None:
@@ -306,6 +335,41 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         """The ends of an interval that a new observation at X falls into with probability `level`."""
         mean, std = self.predict(X, return_std=True, variance=variance)
         return interval(mean, std**2, level)
+
+    def predict_gradient(
+        self, X: Any, return_std: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """The gradient of the mean in the inputs, in the units of y per unit of each column.
+
+        Args:
+            X: where, [rows, columns].
+            return_std: also return the gradient of the standard deviation of the latent function
+                (`predict_f`, variance="sgpr").
+
+        Returns:
+            One gradient per row, [rows, columns]: 0 for a column that was constant in training, NaN for
+            text, which has no derivative.
+        """
+        check_is_fitted(self, "gp_")
+        X_star = self._standardise(take_new(self, X))
+        mean = np.asarray(mean_gradient(self._posterior, cast(Any, X_star)))
+        if not return_std:
+            return self._per_column(mean)
+        variance = np.asarray(self._posterior.variance(X_star))[:, None]
+        slope = np.asarray(variance_gradient(self._posterior, cast(Any, X_star)))
+        return self._per_column(mean), self._per_column(slope / (2.0 * np.sqrt(variance)))
+
+    def _per_column(self, gradient: np.ndarray) -> np.ndarray:
+        """A gradient in standardised units, as one in those of the user's columns."""
+        gradient = gradient * self.y_scale_ / self.X_scale_
+        if self.encoding_ is None:
+            return gradient
+        out = np.zeros((len(gradient), len(self.encoding_.codes)))
+        for i, group in enumerate(self.encoding_.groups):
+            if group:
+                text = self.encoding_.codes[i].kind is Kind.TEXT
+                out[:, i] = np.nan if text else gradient[:, group[0]]
+        return out
 
     def variance_bracket(self, X: Any, tolerance: float = 0.01) -> VarianceBracket:
         """For each row of X, an interval that contains the exact variance of the latent function.
@@ -403,6 +467,12 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         targets = (y - self.y_shift_) / self.y_scale_
         nats = -len(y) * float(np.log(self.y_scale_))
         return self.gp_, self._standardise(take_new(self, X)), targets, self._Z, nats
+
+    @property
+    def kernel_(self) -> Kernel:
+        """The learned kernel with lengthscales and periods in the units of the inputs."""
+        check_is_fitted(self, "gp_")
+        return self.gp_.kernel.rescaled(1.0 / self.X_scale_)
 
     @property
     def relevance_(self) -> dict[str, float]:

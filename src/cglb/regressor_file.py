@@ -25,6 +25,7 @@ from cglb.data.encoding import Encoding
 from cglb.io import tensorfile
 from cglb.io.kernel_json import kernel_from_json, kernel_to_json
 from cglb.kernels.base import Kernel
+from cglb.kernels.foreign import from_scikit_learn, is_from_scikit_learn
 from cglb.linalg import preconditioners
 from cglb.linalg.preconditioners import Preconditioning
 from cglb.methods import Method
@@ -89,6 +90,8 @@ def _settings(estimator: Any) -> dict[str, Any]:
     settings = estimator.get_params(deep=False)
     if not isinstance(settings["random_state"], int | None):
         settings["random_state"] = None
+    if is_from_scikit_learn(settings["kernel"]):
+        settings["kernel"] = from_scikit_learn(settings["kernel"], estimator.n_features_in_)
     return {name: _to_json(value) for name, value in settings.items()}
 
 

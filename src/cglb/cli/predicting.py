@@ -125,7 +125,7 @@ def _bar(talk: Talk) -> Iterator[Any]:
         task = bar.add_task("predicting …", total=None)
 
         def advance(share: float | None, rows: int) -> None:
-            known = {} if share is None else {"completed": share, "total": 1.0}
+            known: dict[str, Any] = {} if share is None else {"completed": share, "total": 1.0}
             bar.update(task, description=f"{rows:,} rows", **known)
 
         yield advance

@@ -60,7 +60,7 @@ class ColumnCode:
             if self.fill is not None:
                 values = np.where(np.isnan(values), float(self.fill), values)
             return values[:, None]
-        place = {text: number for number, text in enumerate(self.texts)}
+        place: dict[Any, int] = {text: number for number, text in enumerate(self.texts)}
         filled = (self.fill if value is None else value for value in column.values)
         numbers = np.array([place.get(value, -1) for value in filled], dtype=np.int64)  # -1: unknown
         return (numbers[:, None] == np.arange(len(self.texts))[None, :]).astype(np.float64)

@@ -39,6 +39,9 @@ class ExactPosterior(Posterior):
     alpha: Float[Array, " n"]
     lml: Float[Array, ""]
 
+    def mean_terms(self) -> tuple[tuple[Array, Array], ...]:
+        return ((self.X, self.alpha),)
+
     def _mean(self, X_star: Array) -> Array:
         return cross_mean(self.gp, self.X, self.alpha, X_star)
 

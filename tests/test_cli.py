@@ -184,6 +184,27 @@ def test_a_time_budget_reaches_the_regressor_or_is_refused_by_name(folder, tmp_p
         assert "--max-seconds" in done.error
 
 
+def test_a_report_of_held_out_rows_is_written(folder, tmp_path):
+    page = tmp_path / "report.html"
+    arguments = ("report", folder / "model", "--data", folder / "raw.csv", "--output", page, "--json")
+    found = json.loads(run(*arguments).out)
+    assert found["how"] == f"{N} rows that training did not see"
+    assert page.read_text().endswith("</html>\n")
+    assert run(*arguments, "--target", "colour").code == 2
+
+
+def test_the_demo_runs_and_shows_its_commands(tmp_path):
+    done = run("demo", "--output", tmp_path / "demo", "--rows", 45, "--max-steps", 2)
+    assert done.code == 0
+    names = {path.name for path in (tmp_path / "demo").iterdir()}
+    assert names == {"arm-train.csv", "arm-test.csv", "arm.model", "predictions.csv", "report.html"}
+    assert [line.split()[2] for line in done.out.splitlines() if line.startswith("$")] == [
+        "fit",
+        "predict",
+        "report",
+    ]
+
+
 # ---- gaps ----
 
 

@@ -485,6 +485,11 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self._X.shape[1])])
         return dict(zip(map(str, names), values.tolist(), strict=True))
 
+    def _html_repr(self) -> str:
+        """What a notebook shows: scikit-learn's box and, once fitted, what the fit is worth."""
+        box = super()._html_repr()
+        return self.fit_report_.summary(self.relevance_) + box if hasattr(self, "gp_") else box
+
     # ---- files ----
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 
@@ -14,6 +15,7 @@ __all__ = ["FitReport"]
 
 # a positive parameter within this factor of its floor is "at" it
 AT_FLOOR = 1.5
+MOST_INPUTS = 5
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,20 @@ class FitReport:
             rows=rows,
             prediction_stop=solution.stop.value if solution else None,
             spread=last["spread"] if last else None,
+        )
+
+    def summary(self, relevance: Mapping[str, float]) -> str:
+        """The report as a piece of HTML, for notebooks.
+
+        Args:
+            relevance: of each input by name.
+        """
+        strongest = sorted(relevance.items(), key=lambda pair: -pair[1])[:MOST_INPUTS]
+        inputs = ", ".join(f"{escape(name)} {value:.2f}" for name, value in strongest)
+        words = "".join(f"<li>{escape(line)}</li>" for line in str(self).splitlines())
+        return (
+            f"<div><b>Gaussian process on {self.rows:,} rows</b><ul>{words}"
+            f"<li>Most relevant inputs, the largest 1: {inputs}.</li></ul></div>"
         )
 
     def __str__(self) -> str:

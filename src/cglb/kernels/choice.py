@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from cglb.kernels.base import Kernel, find
 from cglb.kernels.foreign import from_scikit_learn, is_from_scikit_learn
@@ -37,7 +37,7 @@ def with_params(chosen: Any, values: Mapping[str, Any]) -> Any:
     if is_from_scikit_learn(chosen):
         from sklearn.base import clone
 
-        return clone(chosen).set_params(**values)
+        return cast(Any, clone(chosen)).set_params(**values)
     if chosen is None or isinstance(chosen, str):
         chosen = find(chosen or DEFAULT)()
     return chosen.with_params(**values)

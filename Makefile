@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test explore durations lint format setup peers bench clean
+.PHONY: demo test explore fuzz docs durations lint format setup peers bench clean
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,6 +24,12 @@ test: $(READY)  ## the whole test suite
 
 explore: $(READY)  ## the property tests with new random seeds and 300 examples each; takes hours
 	HYPOTHESIS_PROFILE=explore $(PYTEST) -m hypothesis
+
+fuzz: $(READY)  ## 5,000 broken and odd tables through the command line; prints the counts
+	$(BIN)/python tests/fuzz_tables.py --tables 5000
+
+docs: $(READY)  ## the site, in docs/_build/html; warnings are errors
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 
 durations: $(READY)  ## the test suite, with the time of each file, longest first
 	CGLB_TEST_DURATIONS=1 $(PYTEST) --durations 10
@@ -52,4 +58,4 @@ bench: $(READY) peers  ## the short set of benchmarks, about 20 minutes; needs t
 	$(BIN)/python benchmarks/scale.py
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist docs/_build

@@ -1,6 +1,7 @@
 """Kernels as people write them: by name, in their own units, by column, as scikit-learn's; gradients."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from sklearn.model_selection import GridSearchCV
 
 import cglb
 from cglb import GPRegressor, kernels
+from cglb.core.parameters import parameter
 from cglb.kernels.foreign import from_scikit_learn
 from cglb.kernels.located import located
 
@@ -112,14 +114,19 @@ def test_other_units_and_kernels_without_units_are_refused():
         make(kernel_units="metres").fit(X, Y)
 
     class Unitless(cglb.Kernel, known_as="unitless"):
+        factor: Any = parameter(1.0)
+
         def between(self, F1, F2):
-            return F1 @ F2.T
+            return self.factor * (F1 @ F2.T)
 
         def diag(self, X):
-            return (X * X).sum(axis=1)
+            return self.factor * (X * X).sum(axis=1)
 
     with pytest.raises(ValueError, match=r"Unitless does not say how.*rescaled"):
         make(Unitless(), kernel_units="data").fit(X, Y)
+    model = make(Unitless()).fit(X, Y)
+    assert not hasattr(model, "kernel_")
+    assert "Gaussian process on 40 rows" in model._html_repr()
 
 
 # ---- columns by name ----

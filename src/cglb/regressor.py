@@ -470,9 +470,16 @@ class GPRegressor(RegressorMixin, BaseEstimator):
 
     @property
     def kernel_(self) -> Kernel:
-        """The learned kernel with lengthscales and periods in the units of the inputs."""
+        """The learned kernel with lengthscales and periods in the units of the inputs.
+
+        Raises:
+            AttributeError: if the kernel does not say how its parameters depend on units.
+        """
         check_is_fitted(self, "gp_")
-        return self.gp_.kernel.rescaled(1.0 / self.X_scale_)
+        try:
+            return self.gp_.kernel.rescaled(1.0 / self.X_scale_)
+        except ValueError as error:  # as scikit-learn expects of an attribute that is not there
+            raise AttributeError(str(error)) from None
 
     @property
     def relevance_(self) -> dict[str, float]:

@@ -71,6 +71,8 @@ class Column:
         Raises:
             TableError: if it holds something else, with the first entry that does not fit.
         """
+        if kind in (None, Kind.NUMBER) and (quick := _only_numbers(values)) is not None:
+            return cls(name, Kind.NUMBER, quick)
         array = _as_array(name, values)
         found = _typed(name, array) if array.dtype.kind != "O" else _from_objects(name, array, kind)
         return found if kind is None else found.as_kind(kind)
@@ -217,6 +219,16 @@ def _from_objects(name: str, array: np.ndarray, wanted: Kind | None) -> Column:
             "or text: turn it into one of them, or leave it out."
         )
     return _from_texts(name, [None if v is None else _text(v) for v in entries], wanted)
+
+
+def _only_numbers(values: Any) -> np.ndarray | None:
+    """The numbers in a list of texts, or None if one is something else: the quick common case."""
+    if not isinstance(values, list | tuple) or set(map(type, values)) != {str} or "_" in "".join(values):
+        return None
+    try:
+        return np.array(list(map(float, values)))
+    except ValueError:
+        return None
 
 
 def _from_texts(name: str, entries: list[str | None], wanted: Kind | None) -> Column:

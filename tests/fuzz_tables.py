@@ -221,6 +221,8 @@ def main() -> None:
         folder.mkdir()
         for seed in range(options.seed, options.seed + options.tables):
             counts[try_table(seed, folder, model)] += 1
+            if counts.total() % 500 == 0:
+                print(f"{counts.total():6d}  so far", flush=True)
     for outcome, count in sorted(counts.items()):
         print(f"{count:6d}  {outcome}")
     print(f"{counts.total():6d}  tables, no traceback and no partial file")

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test soak explore durations lint format setup peers bench clean
+.PHONY: demo test soak explore fuzz docs durations lint format setup peers bench clean
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,12 @@ SOAK_SECONDS ?= 3600
 
 soak: $(READY)  ## random problems against 50 digits for SOAK_SECONDS; stops at the first violation
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
+
+fuzz: $(READY)  ## 5,000 broken and odd tables through the command line; prints the counts
+	$(BIN)/python tests/fuzz_tables.py --tables 5000
+
+docs: $(READY)  ## the site, in docs/_build/html; warnings are errors
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 
 durations: $(READY)  ## the test suite, with the time of each file, longest first
 	CGLB_TEST_DURATIONS=1 $(PYTEST) --durations 10
@@ -57,4 +63,4 @@ bench: $(READY) peers  ## the short set of benchmarks, about 20 minutes; needs t
 	$(BIN)/python benchmarks/scale.py
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist docs/_build

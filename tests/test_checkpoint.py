@@ -182,11 +182,13 @@ def test_old_checkpoints_are_kept_for_as_long_as_asked(tmp_path):
     written = []
 
     def look(row, current):
-        written.append((tmp_path / "fit").exists())
+        document, _ = store.read(tmp_path / "fit", "checkpoint", checkpoint.VERSION)
+        written.append(len(document["history"]))
 
-    fit(checkpoint=tmp_path / "fit", checkpoint_seconds=1e6, callback=look, max_steps=2)
-    assert written == [False, False]
-    assert (tmp_path / "fit").exists()
+    fit(checkpoint=tmp_path / "fit", checkpoint_seconds=1e6, callback=look, max_steps=3)
+    assert written == [1, 1, 1]  # the first step at once, the others at the end
+    document, _ = store.read(tmp_path / "fit", "checkpoint", checkpoint.VERSION)
+    assert len(document["history"]) == 3
 
 
 def test_a_write_that_fails_leaves_a_checkpoint_to_go_on_from(tmp_path, monkeypatch):

@@ -296,8 +296,7 @@ def test_infinite_values_are_refused(value):
 @pytest.mark.parametrize(
     ("inputs", "targets", "words"),
     [
-        (np.where(X > 0, "high", "low"), Y, "could not convert string to float"),
-        (pd.DataFrame({"a": ["red"] * 40, "b": X[:, 0]}), Y, "could not convert string to float"),
+        (pd.DataFrame({"a": ["red"] * 40, "b": [[1]] * 40}), Y, "'b' holds a list"),
         (X, ["red"] * 40, "could not convert string|Unknown label|dtype"),
         (X * 1j, Y, "Complex data not supported"),
         (X, None, "target y is None"),

@@ -377,8 +377,10 @@ OPTIONS = {
     "noise": (1e6, lambda model: float(model.gp_.noise)),
     "fixed": (("kernel.variance",), lambda model: float(model.gp_.kernel.variance) == 1.0),
 }
-# these have tests of their own below, and in test_hard_data.py
-ELSEWHERE = {"drop_missing", "memory_gb", "progress", "checkpoint", "warm_start"}
+# these have tests of their own below, in test_hard_data.py, test_tables.py and test_kernel_choice.py
+ELSEWHERE = {
+    *("drop_missing", "impute", "kernel_units", "memory_gb", "progress", "checkpoint", "warm_start"),
+}
 
 
 def test_every_option_is_tested():

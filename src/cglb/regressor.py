@@ -18,22 +18,28 @@ import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from cglb import methods, regressor_file
 from cglb.bounds.certificate import Certificate, Evidence, certify_at, estimate_at
 from cglb.bounds.logdet import LogdetBound
 from cglb.core.precision import float64, to_numpy
-from cglb.data.frames import check_target, feature_scale, missing_message
+from cglb.data.encoding import Encoding
+from cglb.data.frames import feature_scale
+from cglb.data.intake import take_new, take_training
 from cglb.data.metrics import interval
 from cglb.data.remarks import remarks
-from cglb.kernels.base import Kernel, find, relevance
+from cglb.data.table import Kind
+from cglb.kernels.base import Kernel, relevance
+from cglb.kernels.choice import as_kernel, with_params
+from cglb.kernels.located import located
 from cglb.linalg.preconditioners import Preconditioning
 from cglb.linalg.system import System
 from cglb.methods import Conditioned, Method
 from cglb.methods.stages import GIVEN, STARTS
 from cglb.model import GP
 from cglb.posteriors.cholesky import ExactPosterior, exact_at
+from cglb.posteriors.gradient import mean_gradient, variance_gradient
 from cglb.posteriors.variance import Local, VarianceBracket, bracket_at
 from cglb.report import FitReport
 from cglb.training.free import DEFAULT_FLOOR, Parameters
@@ -46,9 +52,10 @@ __all__ = ["GPRegressor"]
 CERTIFICATE_GB = 4.0
 # arguments that decide what a fit finds; the others say how it is computed
 DECIDE = (
-    "method", "kernel", "num_inducing", "logdet", "cg_tolerance", "precondition", "optimize_inducing",
-    "schedule", "max_steps", "noise", "fixed", "noise_floor", "random_state",
+    "method", "kernel", "kernel_units", "num_inducing", "logdet", "cg_tolerance", "precondition",
+    "optimize_inducing", "schedule", "max_steps", "noise", "fixed", "noise_floor", "random_state",
 )  # fmt: skip
+UNITS = ("standardised", "data")
 VARIANCES = ("auto", "sgpr", "local", "cg")
 # a column of standardised inputs that varies less is constant
 CONSTANT = 1e-9
@@ -64,7 +71,11 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             settings; `logdet`, `cg_tolerance` and `precondition` are then not looked at.
         kernel: a name: "rbf", "matern12", "matern32" (default), "matern52", "rational_quadratic", with
             one lengthscale per column, or any other of `cglb.kernels.names()`, your own included. Or a
-            kernel object in *standardised* units, from which training starts.
+            kernel object, from which training starts, or one of scikit-learn's kernels. None is the
+            default.
+        kernel_units: the units of the lengthscales and periods of a kernel object: "standardised"
+            (inputs with mean 0 and standard deviation 1), or "data", those of the columns as they are.
+            Variances are relative to that of the target in both.
         num_inducing: inducing points; "auto" is min(n, 512), fewer if `memory_gb` is small. For
             "iterative" the rank of the preconditioner; "auto" is 100.
         logdet: upper bound on log|K̂|: "auto" (default: the tightest that pays), "amgm" (the paper's),
@@ -88,7 +99,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         warm_start: start from the model of the last `fit`, if there is one, and search for no other.
         noise_floor: smallest noise variance, in units of the target's variance; None is the method's
             own: 1e-6, and 1e-4 for "iterative", as in the paper.
-        drop_missing: drop rows whose target is missing instead of raising.
+        drop_missing: drop training rows with a missing target or input instead of raising.
+        impute: fill missing inputs of a table, in training and in predictions, with the median of the
+            training rows, or the most frequent boolean or text.
         random_state: decides ties in the choice of inducing points, which rows come first, and the
             probes of "iterative". The same seed gives the same fit; None means seed 0, so that
             an interrupted `fit` finds its checkpoint again.
@@ -102,7 +115,10 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         gp_: the trained model, in standardised units.
         history_: one row per step (see `HistoryRow`).
         fit_report_: what happened, in plain words.
+        kernel_: the learned kernel, with lengthscales and periods in the units of the inputs.
         relevance_: importance of each input by name, the largest 1.
+        target_name_: the name of the target, if it had one.
+        encoding_: how a table became numbers (see `cglb.data.encoding`); None if X was an array.
     """
 
     X_shift_: np.ndarray
@@ -115,6 +131,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     n_iter_: int
     n_features_in_: int
     feature_names_in_: np.ndarray
+    encoding_: Encoding | None
+    target_name_: str | None
     fit_report_: FitReport
     _X: np.ndarray
     _y: np.ndarray
@@ -128,8 +146,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     def __init__(
         self,
         method: str | Method = "auto",
-        kernel: str | Kernel = "matern32",
+        kernel: str | Kernel | Any = "matern32",
         *,
+        kernel_units: str = "standardised",
         num_inducing: int | str = "auto",
         logdet: str | LogdetBound = "auto",
         cg_tolerance: float = 1.0,
@@ -143,6 +162,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         warm_start: bool = False,
         noise_floor: float | None = None,
         drop_missing: bool = False,
+        impute: bool = False,
         random_state: Any = None,
         memory_gb: float | None = None,
         progress: bool = False,
@@ -150,6 +170,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     ):
         self.method = method
         self.kernel = kernel
+        self.kernel_units = kernel_units
         self.num_inducing = num_inducing
         self.logdet = logdet
         self.cg_tolerance = cg_tolerance
@@ -163,6 +184,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         self.warm_start = warm_start
         self.noise_floor = noise_floor
         self.drop_missing = drop_missing
+        self.impute = impute
         self.random_state = random_state
         self.memory_gb = memory_gb
         self.progress = progress
@@ -175,11 +197,11 @@ class GPRegressor(RegressorMixin, BaseEstimator):
 
         A fit that fails or is interrupted leaves the estimator as it was.
         """
+        target_name = None if getattr(y, "name", None) is None else str(y.name)
         probe = copy.copy(self)  # takes the names and the number of columns
-        X, y = _validate(probe, X, y, reset=True)
+        X, y = take_training(probe, X, y, reset=True)
         n, d = X.shape
-        names = [str(name) for name in getattr(probe, "feature_names_in_", [f"x{i}" for i in range(d)])]
-        odd = remarks(X, y, names)
+        odd = remarks(X, y, _names(probe, d))
         X_shift, X_scale = feature_scale(X)
         y_shift, y_scale = (float(a[0]) for a in feature_scale(y[:, None]))
         X, y = (X - X_shift) / X_scale, (y - y_shift) / y_scale
@@ -188,7 +210,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         choice = methods.choose(self.method, n, settings, self.memory_gb)
         m = choice.method.points(n, self.num_inducing, self.memory_gb)
         method = choice.method.with_points(m)
-        start, again = self._start(d, y_scale)
+        start, again = self._start(probe, X_scale, y_scale)
         noise_floor = method.noise_floor if self.noise_floor is None else self.noise_floor
         floor = {"kernel": DEFAULT_FLOOR, "noise": noise_floor}
         fit = train(
@@ -224,6 +246,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             y_scale_=y_scale,
             n_features_in_=probe.n_features_in_,
             feature_names_in_=getattr(probe, "feature_names_in_", None),
+            encoding_=probe.encoding_,
+            target_name_=target_name,
             method_=method,
             gp_=fit.gp,
             history_=fit.history,
@@ -243,7 +267,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     def update(self, X: Any, y: Any) -> GPRegressor:
         """Add rows and condition on all of them; hyperparameters, inducing points and units stay."""
         check_is_fitted(self, "gp_")
-        X, y = _validate(self, X, y, reset=False)
+        X, y = take_training(self, X, y, reset=False)
         X = np.concatenate([self._X, self._standardise(X)])
         y = np.concatenate([self._y, (y - self.y_shift_) / self.y_scale_])
         # the new rows start at 0: CG then has only their part left to find
@@ -315,25 +339,43 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     def _standardise(self, X: np.ndarray) -> np.ndarray:
         return (X - self.X_shift_) / self.X_scale_
 
-    def _start(self, d: int, y_scale: float) -> tuple[GP, bool]:
+    def _start(self, probe: GPRegressor, X_scale: np.ndarray, y_scale: float) -> tuple[GP, bool]:
         """Where training starts, and whether that is the model of the last fit."""
         if self.warm_start and hasattr(self, "gp_"):
-            self.gp_.kernel.check_columns(d)
+            self.gp_.kernel.check_columns(len(X_scale))
             return self.gp_, True
+        kernel = self._initial_kernel(probe, X_scale)
         if self.noise is None:
-            return GP(self._initial_kernel(d)), False
-        return GP(self._initial_kernel(d), np.asarray(self.noise / y_scale**2)), False
+            return GP(kernel), False
+        return GP(kernel, np.asarray(self.noise / y_scale**2)), False
 
     @property
     def _names_a_start(self) -> bool:
         """Whether the user said where to start."""
-        return isinstance(self.kernel, Kernel) or self.noise is not None
+        return not (self.kernel is None or isinstance(self.kernel, str)) or self.noise is not None
 
-    def _initial_kernel(self, d: int) -> Kernel:
-        if isinstance(self.kernel, Kernel):
-            self.kernel.check_columns(d)
-            return self.kernel
-        return find(self.kernel).default(d)
+    def _initial_kernel(self, probe: GPRegressor, X_scale: np.ndarray) -> Kernel:
+        """The kernel on standardised inputs from which training starts."""
+        if self.kernel_units not in UNITS:
+            raise ValueError(
+                f"kernel_units must be one of {', '.join(UNITS)}, found {self.kernel_units!r}."
+            )
+        if self.kernel is None or isinstance(self.kernel, str):
+            return as_kernel(self.kernel, len(X_scale))
+        kernel, encoding = as_kernel(self.kernel, probe.n_features_in_), probe.encoding_
+        if encoding is not None:
+            kernel = located(kernel, encoding.columns, encoding.groups)
+        kernel.check_columns(len(X_scale))
+        return kernel.rescaled(X_scale) if self.kernel_units == "data" else kernel
+
+    def set_params(self, **params: Any) -> GPRegressor:
+        """Set parameters; `kernel__lengthscale=…` and the like replace those of the kernel."""
+        nested = {name: params.pop(name) for name in list(params) if name.startswith("kernel__")}
+        super().set_params(**params)
+        if nested:
+            values = {name.removeprefix("kernel__"): value for name, value in nested.items()}
+            self.kernel = with_params(self.kernel, values)
+        return self
 
     def _seed(self) -> int:
         if self.random_state is None:
@@ -374,6 +416,41 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         mean, std = self.predict(X, return_std=True, variance=variance)
         return interval(mean, std**2, level)
 
+    def predict_gradient(
+        self, X: Any, return_std: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """The gradient of the mean in the inputs, in the units of y per unit of each column.
+
+        Args:
+            X: where, [rows, columns].
+            return_std: also return the gradient of the standard deviation of the latent function
+                (`predict_f`, variance="sgpr").
+
+        Returns:
+            One gradient per row, [rows, columns]: 0 for a column that was constant in training, NaN for
+            text, which has no derivative.
+        """
+        check_is_fitted(self, "gp_")
+        X_star = self._standardise(take_new(self, X))
+        mean = np.asarray(mean_gradient(self._posterior, cast(Any, X_star)))
+        if not return_std:
+            return self._per_column(mean)
+        variance = np.asarray(self._posterior.variance(X_star))[:, None]
+        slope = np.asarray(variance_gradient(self._posterior, cast(Any, X_star)))
+        return self._per_column(mean), self._per_column(slope / (2.0 * np.sqrt(variance)))
+
+    def _per_column(self, gradient: np.ndarray) -> np.ndarray:
+        """A gradient in standardised units, as one in those of the user's columns."""
+        gradient = gradient * self.y_scale_ / self.X_scale_
+        if self.encoding_ is None:
+            return gradient
+        out = np.zeros((len(gradient), len(self.encoding_.codes)))
+        for i, group in enumerate(self.encoding_.groups):
+            if group:
+                text = self.encoding_.codes[i].kind is Kind.TEXT
+                out[:, i] = np.nan if text else gradient[:, group[0]]
+        return out
+
     def variance_bracket(self, X: Any, tolerance: float = 0.01) -> VarianceBracket:
         """For each row of X, an interval that contains the exact variance of the latent function.
 
@@ -384,7 +461,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             tolerance: the width of an interval relative to its lower end.
         """
         self._check_fitted()
-        X_star = self._standardise(self._validate_new(X))
+        X_star = self._standardise(take_new(self, X))
         scale = self.y_scale_**2
         if self._posterior.exact:
             known = self._posterior.variance(X_star) * scale
@@ -414,7 +491,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(
                 f"variance={variance!r} gives variances, not covariances: use return_std=True."
             )
-        X_star = self._standardise(self._validate_new(X))
+        X_star = self._standardise(take_new(self, X))
         mean = self._posterior.mean(X_star) * self.y_scale_ + self.y_shift_
         observation = float(self.gp_.noise) if noise else 0.0
         if std:
@@ -434,10 +511,6 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             with float64():
                 return np.asarray(self._local(jnp.asarray(X_star)))
         return np.asarray(self._bracket(X_star).upper)
-
-    def _validate_new(self, X: Any) -> np.ndarray:
-        missing_message(X)
-        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64, order="C"))
 
     # ---- what was learned ----
 
@@ -492,21 +565,42 @@ class GPRegressor(RegressorMixin, BaseEstimator):
             mean, variance = to_numpy(posterior.leave_one_out(jnp.asarray(self._y)))
         return mean * self.y_scale_ + self.y_shift_, np.sqrt(variance) * self.y_scale_
 
-    def in_model_units(self, X: np.ndarray, y: np.ndarray) -> tuple[GP, Any, Any, Any, float]:
+    def in_model_units(self, X: Any, y: np.ndarray) -> tuple[GP, Any, Any, Any, float]:
         """The model, X, y and its inducing points in standardised units, and the nats that these units
         add to log p(y): what `cglb.compare` needs."""
         check_is_fitted(self, "gp_")
         targets = (y - self.y_shift_) / self.y_scale_
         nats = -len(y) * float(np.log(self.y_scale_))
-        return self.gp_, self._standardise(X), targets, self._Z, nats
+        return self.gp_, self._standardise(take_new(self, X)), targets, self._Z, nats
+
+    @property
+    def kernel_(self) -> Kernel:
+        """The learned kernel with lengthscales and periods in the units of the inputs.
+
+        Raises:
+            AttributeError: if the kernel does not say how its parameters depend on units.
+        """
+        check_is_fitted(self, "gp_")
+        try:
+            return self.gp_.kernel.rescaled(1.0 / self.X_scale_)
+        except ValueError as error:  # as scikit-learn expects of an attribute that is not there
+            raise AttributeError(str(error)) from None
 
     @property
     def relevance_(self) -> dict[str, float]:
         """Importance of each input (inverse lengthscale on standardised inputs), the largest 1."""
         check_is_fitted(self, "gp_")
-        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self._X.shape[1])])
         values = relevance(self.gp_.kernel, np.ptp(self._X, axis=0) > CONSTANT)
+        if self.encoding_ is not None:  # a text counts as much as the strongest of its columns
+            pairs = zip(self.encoding_.columns, self.encoding_.groups, strict=True)
+            return {name: float(values[group].max(initial=0.0)) for name, group in pairs}
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self._X.shape[1])])
         return dict(zip(map(str, names), values.tolist(), strict=True))
+
+    def _html_repr(self) -> str:
+        """What a notebook shows: scikit-learn's box and, once fitted, what the fit is worth."""
+        box = super()._html_repr()
+        return self.fit_report_.summary(self.relevance_) + box if hasattr(self, "gp_") else box
 
     # ---- files ----
 
@@ -523,12 +617,11 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         return estimator
 
 
-def _validate(estimator: GPRegressor, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Checked float64 arrays; `reset` sets the estimator's columns instead of comparing with them."""
-    X, y = check_target(X, y, estimator.drop_missing)
-    missing_message(X)
-    X, y = validate_data(estimator, X, y, reset=reset, dtype=np.float64, order="C", y_numeric=True)
-    return X, np.asarray(y, dtype=np.float64)
+def _names(estimator: GPRegressor, d: int) -> list[str]:
+    """The names of the d inputs that training sees."""
+    if estimator.encoding_ is not None:
+        return estimator.encoding_.features
+    return [str(name) for name in getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(d)])]
 
 
 def _solution(found: Conditioned) -> np.ndarray | None:

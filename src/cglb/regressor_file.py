@@ -21,9 +21,11 @@ from cglb.bounds.logdet import LogdetBound, Side
 from cglb.bounds.logdet import find as find_bound
 from cglb.core.errors import StoreError
 from cglb.core.precision import float64
+from cglb.data.encoding import Encoding
 from cglb.io import tensorfile
 from cglb.io.kernel_json import kernel_from_json, kernel_to_json
 from cglb.kernels.base import Kernel
+from cglb.kernels.foreign import from_scikit_learn, is_from_scikit_learn
 from cglb.linalg import preconditioners
 from cglb.linalg.preconditioners import Preconditioning
 from cglb.methods import Method
@@ -39,7 +41,7 @@ KIND, VERSION = "model", 3
 # fitted attributes that are arrays (or None), and those that JSON knows
 ARRAYS = ("X_shift_", "X_scale_", "_X", "_y", "_Z", "_v")
 TUPLES = ("at_floor", "remarks")  # fields of the report that JSON would turn into lists
-PLAIN = ("y_shift_", "y_scale_", "n_features_in_", "n_iter_", "history_")
+PLAIN = ("y_shift_", "y_scale_", "n_features_in_", "n_iter_", "history_", "target_name_")
 
 
 def save(estimator: Any, path: str | os.PathLike[str]) -> None:
@@ -59,6 +61,7 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
         "posterior": posterior,
         "fit_report_": asdict(estimator.fit_report_),
         "feature_names_in_": None if names is None else list(map(str, names)),
+        "encoding_": None if estimator.encoding_ is None else estimator.encoding_.to_json(),
         **{name: getattr(estimator, name) for name in PLAIN},
     }
     tensorfile.write(path, KIND, VERSION, document, arrays)
@@ -89,7 +92,7 @@ def _read(
     settings = {name: _from_json(value) for name, value in document["settings"].items()}
     gp = _gp_from_json(document["model"])
     report = document["fit_report_"]
-    names = document["feature_names_in_"]
+    names, encoding = document["feature_names_in_"], document["encoding_"]
     fitted = {name: arrays.get(name) for name in ARRAYS}
     sizes = check_arrays(fitted)
     fitted |= {name: document[name] for name in PLAIN}
@@ -98,6 +101,7 @@ def _read(
         "gp_": gp,
         "fit_report_": FitReport(**{**report, **{name: tuple(report[name]) for name in TUPLES}}),
         "feature_names_in_": None if names is None else np.array(names, dtype=object),
+        "encoding_": None if encoding is None else Encoding.from_json(encoding),
         "_posterior": _posterior_from_json(document["posterior"], gp, arrays, sizes),
     }
     check_fitted(fitted, sizes)
@@ -109,6 +113,8 @@ def _settings(estimator: Any) -> dict[str, Any]:
     settings = estimator.get_params(deep=False)
     if not isinstance(settings["random_state"], int | None):
         settings["random_state"] = None
+    if is_from_scikit_learn(settings["kernel"]):
+        settings["kernel"] = from_scikit_learn(settings["kernel"], estimator.n_features_in_)
     return {name: _to_json(value) for name, value in settings.items()}
 
 

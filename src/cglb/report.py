@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 
@@ -17,6 +18,7 @@ __all__ = ["FitReport"]
 # a positive parameter within this factor of its floor is "at" it
 AT_FLOOR = 1.5
 STOPPED_EARLY = (Ending.STEP_LIMIT, Ending.TIME_LIMIT, Ending.NO_IMPROVEMENT, Ending.NOT_FINITE)
+MOST_INPUTS = 5
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,20 @@ class FitReport:
                 "kernel too rough for them."
             )
         return tuple(found)
+
+    def summary(self, relevance: Mapping[str, float]) -> str:
+        """The report as a piece of HTML, for notebooks.
+
+        Args:
+            relevance: of each input by name.
+        """
+        strongest = sorted(relevance.items(), key=lambda pair: -pair[1])[:MOST_INPUTS]
+        inputs = ", ".join(f"{escape(name)} {value:.2f}" for name, value in strongest)
+        words = "".join(f"<li>{escape(line)}</li>" for line in str(self).splitlines())
+        return (
+            f"<div><b>Gaussian process on {self.rows:,} rows</b><ul>{words}"
+            f"<li>Most relevant inputs, the largest 1: {inputs}.</li></ul></div>"
+        )
 
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""

@@ -88,7 +88,7 @@ def compare(
     Args:
         models: fitted `GPRegressor`s, or `GP`s (in the units of X and y), by name or in a sequence.
             Their hyperparameters are not changed.
-        X: inputs.
+        X: inputs; a table as a `GPRegressor` takes it, or an array.
         y: targets.
         max_seconds: the time budget for refinement; without it, refinement continues until all rankings
             are proven or more memory would be needed.
@@ -100,7 +100,7 @@ def compare(
     named = dict(models) if isinstance(models, Mapping) else _names(models)
     if len(named) < 2:
         raise ValueError(f"models must contain at least two models, found {len(named)}.")
-    X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    y = np.asarray(y, dtype=np.float64)
     if y.shape != (len(X),):
         raise ValueError(f"y must have one number per row of X ({len(X)}), found shape {y.shape}.")
     check_seconds(max_seconds)
@@ -144,12 +144,13 @@ def _names(models: Sequence[Any]) -> dict[str, Any]:
 
 
 def _certificate(
-    name: str, model: Any, X: np.ndarray, y: np.ndarray, memory_gb: float
+    name: str, model: Any, X: Any, y: np.ndarray, memory_gb: float
 ) -> tuple[Certificate, float]:
     """The certificate of a model in its units, and what these units add to log p(y)."""
     if isinstance(model, GP):
-        model.kernel.check_columns(X.shape[1])
-        gp, inputs, targets, Z, nats = model, X, y, None, 0.0
+        inputs = np.asarray(X, dtype=np.float64)
+        model.kernel.check_columns(inputs.shape[1])
+        gp, targets, Z, nats = model, y, None, 0.0
     elif hasattr(model, "in_model_units") and hasattr(model, "gp_"):
         gp, inputs, targets, Z, nats = model.in_model_units(X, y)
     else:

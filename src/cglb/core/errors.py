@@ -1,6 +1,6 @@
 """Errors that callers may want to distinguish."""
 
-__all__ = ["DatasetError", "NystromError", "StoreError"]
+__all__ = ["DatasetError", "NystromError", "StoreError", "TableError"]
 
 
 class DatasetError(RuntimeError):
@@ -13,3 +13,7 @@ class NystromError(ValueError):
 
 class StoreError(ValueError):
     """A file does not have the expected content, or a value cannot be saved."""
+
+
+class TableError(ValueError):
+    """A table cannot be used as it is; the message names the column, what was found and what to do."""

@@ -20,6 +20,7 @@ __all__ = [
     "check_count",
     "check_parameter",
     "describe",
+    "in_units",
     "parameter",
     "per_column",
 ]
@@ -109,6 +110,12 @@ def as_row(value: Numbers) -> Numbers:
 def per_column(value: Numbers, d: int) -> Float[np.ndarray, " d"]:
     """One value for each of d columns, from one number or from one per column."""
     return np.broadcast_to(np.asarray(value, dtype=np.float64), (d,)).copy()
+
+
+def in_units(value: Numbers, units: Float[np.ndarray, " d"]) -> Numbers:
+    """A length per column in other units: value/units; one number if it is the same for all columns."""
+    found = np.asarray(value, dtype=np.float64) / units
+    return np.asarray(found[0]) if value.ndim == 0 and np.all(units == units[0]) else found
 
 
 def describe(module: eqx.Module) -> str:

@@ -14,9 +14,10 @@ Its definition registers it, so that it can be saved and loaded, and found by na
 from __future__ import annotations
 
 import abc
+import dataclasses
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -28,7 +29,7 @@ from cglb.core.precision import Number
 from cglb.kernels.distance import entry_rounding, middle
 from cglb.kernels.probe import probe_relevance
 
-__all__ = ["Features", "Kernel", "find", "find_origin", "names", "origin", "relevance"]
+__all__ = ["Features", "Kernel", "find", "find_origin", "names", "origin", "relevance", "replace_fields"]
 
 # a pytree of arrays, each with one row per row of the inputs
 Features = Any
@@ -137,11 +138,63 @@ class Kernel(eqx.Module):
             ) from None
         return cls()
 
-    def on(self, columns: Sequence[int]) -> Kernel:
-        """This kernel, seeing only the given columns."""
+    def on(self, columns: Sequence[int | str] | int | str) -> Kernel:
+        """This kernel, seeing only the given columns: numbers from 0, or names of a table's columns.
+
+        `GPRegressor` finds the columns of the names; the functions on arrays take numbers only.
+        """
         from cglb.kernels.combinations import Columns
 
-        return Columns(self, tuple(columns))
+        return Columns(self, (columns,) if isinstance(columns, int | str) else tuple(columns))
+
+    def rescaled(self, units: Float[np.ndarray, " d"]) -> Kernel:
+        """The kernel k' on inputs in other units with k'(x/units, x'/units) = k(x, x').
+
+        Args:
+            units: one positive number per column.
+
+        Raises:
+            ValueError: if the kernel does not say how its parameters depend on units.
+        """
+        raise ValueError(
+            f"{type(self).__name__} does not say how its parameters depend on the units of the inputs. "
+            "Define its method `rescaled`, or give it in standardised units (kernel_units)."
+        )
+
+    # ---- parameters by name, as scikit-learn reads them ----
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The fields by name; those of a kernel inside as `name__field`."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if deep:
+            inner = {name: value for name, value in found.items() if isinstance(value, Kernel)}
+            for name, kernel in inner.items():
+                found |= {f"{name}__{key}": value for key, value in kernel.get_params().items()}
+        return found
+
+    def with_params(self, **values: Any) -> Kernel:
+        """This kernel with other values of some fields, named as in `get_params`.
+
+        Raises:
+            ValueError: if there is no field of a name.
+        """
+        known = {field.name for field in dataclasses.fields(self)}
+        inner: dict[str, dict[str, Any]] = {}
+        for name in list(values):
+            first, _, rest = name.partition("__")
+            if first not in known or (rest and not isinstance(getattr(self, first), Kernel)):
+                raise ValueError(
+                    f"{type(self).__name__} has no parameter {name!r}. It has: "
+                    f"{', '.join(self.get_params())}."
+                )
+            if rest:
+                inner.setdefault(first, {})[rest] = values.pop(name)
+        values |= {name: getattr(self, name).with_params(**more) for name, more in inner.items()}
+        return replace_fields(self, values)
+
+    def __sklearn_clone__(self) -> Kernel:
+        """Kernels never change, so a copy is not needed."""
+        return self
 
     # The operators import what they build when they are called: combinations are kernels themselves.
 
@@ -173,6 +226,20 @@ class Kernel(eqx.Module):
 
     def __repr__(self) -> str:
         return describe(self)
+
+
+def replace_fields(kernel: Kernel, values: dict[str, Any]) -> Kernel:
+    """The kernel with other values of some fields, checked as its constructor does."""
+    try:
+        return dataclasses.replace(cast(Any, kernel), **values)
+    except TypeError:  # a constructor of its own, with other arguments than the fields
+        copy = object.__new__(type(kernel))
+        for field in dataclasses.fields(kernel):
+            value = (
+                as_parameter(values[field.name]) if field.name in values else getattr(kernel, field.name)
+            )
+            object.__setattr__(copy, field.name, value)
+        return copy
 
 
 def relevance(kernel: Kernel, varies: Bool[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:

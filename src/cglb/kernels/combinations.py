@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from cglb.core.parameters import check_parameter, parameter
 from cglb.core.precision import Number
-from cglb.kernels.base import Features, Kernel
+from cglb.kernels.base import Features, Kernel, replace_fields
 from cglb.kernels.distance import UNIT
 
 __all__ = ["Columns", "Power", "Product", "Scaled", "Sum"]
@@ -48,6 +48,11 @@ class Sum(Kernel):
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.maximum(self.left.relevance(d), self.right.relevance(d))
 
+    def rescaled(self, units: Float[np.ndarray, " d"]) -> Kernel:
+        return replace_fields(
+            self, {"left": self.left.rescaled(units), "right": self.right.rescaled(units)}
+        )
+
 
 class Product(Kernel):
     """k1 · k2, entry by entry."""
@@ -79,6 +84,11 @@ class Product(Kernel):
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.maximum(self.left.relevance(d), self.right.relevance(d))
+
+    def rescaled(self, units: Float[np.ndarray, " d"]) -> Kernel:
+        return replace_fields(
+            self, {"left": self.left.rescaled(units), "right": self.right.rescaled(units)}
+        )
 
 
 class Power(Kernel):
@@ -119,6 +129,9 @@ class Power(Kernel):
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return self.kernel.relevance(d)
 
+    def rescaled(self, units: Float[np.ndarray, " d"]) -> Kernel:
+        return replace_fields(self, {"kernel": self.kernel.rescaled(units)})
+
 
 class Scaled(Kernel):
     """factor · k."""
@@ -154,20 +167,34 @@ class Scaled(Kernel):
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return self.kernel.relevance(d)
 
+    def rescaled(self, units: Float[np.ndarray, " d"]) -> Kernel:
+        return replace_fields(self, {"kernel": self.kernel.rescaled(units)})
+
 
 class Columns(Kernel):
-    """A kernel that sees only some of the columns."""
+    """A kernel that sees only some of the columns, given by number or, in a table, by name."""
 
     kernel: Kernel
-    columns: tuple[int, ...] = eqx.field(static=True)
+    columns: tuple[int | str, ...] = eqx.field(static=True)
 
     def __check_init__(self) -> None:
-        if not self.columns or min(self.columns) < 0:
-            raise ValueError(f"columns must be column numbers from 0, found {self.columns}.")
+        if not self.columns or any(not isinstance(c, str) and c < 0 for c in self.columns):
+            raise ValueError(f"columns must be column numbers from 0 or names, found {self.columns}.")
+
+    @property
+    def _numbers(self) -> list[int]:
+        named = [column for column in self.columns if isinstance(column, str)]
+        if named:
+            raise ValueError(
+                f"The kernel is on the columns named {', '.join(map(repr, named))}, but an array has no "
+                "names. Fit a GPRegressor to a table, or give column numbers."
+            )
+        return [int(column) for column in self.columns]
 
     def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Features:
         self.check_columns(X.shape[1])  # JAX would clamp a column that is not there to the last one
-        return self.kernel.features(X[:, self.columns], origin[:, self.columns])
+        numbers = tuple(self._numbers)
+        return self.kernel.features(X[:, numbers], origin[:, numbers])
 
     def between(self, F1: Features, F2: Features) -> Float[Array, "n1 n2"]:
         return self.kernel.between(F1, F2)
@@ -179,12 +206,12 @@ class Columns(Kernel):
         return _gradient(self, kernel_bar), F1_bar, F2_bar
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
-        return self.kernel.diag(X[:, self.columns])
+        return self.kernel.diag(X[:, tuple(self._numbers)])
 
     def check_columns(self, d: int) -> None:
-        if max(self.columns) >= d:
+        if max(self._numbers) >= d:
             raise ValueError(
-                f"The kernel uses column {max(self.columns)}, but the data has {d} columns."
+                f"The kernel uses column {max(self._numbers)}, but the data has {d} columns."
             )
         self.kernel.check_columns(len(self.columns))
 
@@ -193,8 +220,11 @@ class Columns(Kernel):
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         out = np.zeros(d)
-        np.maximum.at(out, list(self.columns), self.kernel.relevance(len(self.columns)))
+        np.maximum.at(out, self._numbers, self.kernel.relevance(len(self.columns)))
         return out
+
+    def rescaled(self, units: Float[np.ndarray, " d"]) -> Kernel:
+        return replace_fields(self, {"kernel": self.kernel.rescaled(units[self._numbers])})
 
 
 def _product_rounding(left: float, right: float) -> float:

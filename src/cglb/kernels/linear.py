@@ -6,9 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from cglb.core.parameters import Numbers, as_row, check_count, check_parameter, parameter, per_column
+from cglb.core.parameters import (
+    Numbers,
+    as_row,
+    check_count,
+    check_parameter,
+    in_units,
+    parameter,
+    per_column,
+)
 from cglb.core.precision import Number
-from cglb.kernels.base import Features, Kernel
+from cglb.kernels.base import Features, Kernel, replace_fields
 from cglb.kernels.distance import UNIT
 
 __all__ = ["Constant", "Linear"]
@@ -41,6 +49,9 @@ class Linear(Kernel):
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.sqrt(per_column(self.variance, d))
 
+    def rescaled(self, units: Float[np.ndarray, " d"]) -> Kernel:
+        return replace_fields(self, {"variance": in_units(self.variance, 1.0 / units**2)})
+
     @classmethod
     def default(cls, d: int) -> Kernel:
         return cls(np.ones(d))
@@ -65,3 +76,6 @@ class Constant(Kernel):
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.zeros(d)  # no column matters to it
+
+    def rescaled(self, units: Float[np.ndarray, " d"]) -> Kernel:
+        return self

@@ -14,9 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from cglb.core.parameters import Numbers, as_row, check_count, check_parameter, parameter, per_column
+from cglb.core.parameters import (
+    Numbers,
+    as_row,
+    check_count,
+    check_parameter,
+    in_units,
+    parameter,
+    per_column,
+)
 from cglb.core.precision import Number
-from cglb.kernels.base import Features, Kernel
+from cglb.kernels.base import Features, Kernel, replace_fields
 from cglb.kernels.distance import Rows, distance_between, far_apart
 
 __all__ = ["RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", "Stationary"]
@@ -82,6 +90,9 @@ class Stationary(Kernel):
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return 1.0 / per_column(self.lengthscale, d)
+
+    def rescaled(self, units: Float[np.ndarray, " d"]) -> Kernel:
+        return replace_fields(self, {"lengthscale": in_units(self.lengthscale, units)})
 
     @classmethod
     def default(cls, d: int) -> Kernel:

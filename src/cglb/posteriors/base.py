@@ -70,6 +70,18 @@ class Posterior(eqx.Module):
         C = 0.5 * (C + C.T)
         return C + jnp.diag(jnp.maximum(-jnp.diagonal(C), 0.0))
 
+    def mean_terms(self) -> tuple[tuple[Array, Array], ...]:
+        """Pairs (points P, weights w) with E f(x) = Σ k(x, P)w + μ, for gradients in x.
+
+        Raises:
+            ValueError: if the posterior does not say.
+        """
+        raise ValueError(f"{type(self).__name__} has no gradient: it does not define `mean_terms`.")
+
+    def explained(self, X_star: Array) -> Array:
+        """How much the data reduce the prior covariance [s, s], differentiable in X_star."""
+        return self._explained(X_star)
+
     @abc.abstractmethod
     def _mean(self, X_star: Array) -> Array: ...
 

@@ -41,6 +41,9 @@ class ExactPosterior(Posterior):
     alpha: Float[Array, " n"]
     lml: Float[Array, ""]
 
+    def mean_terms(self) -> tuple[tuple[Array, Array], ...]:
+        return ((self.X, self.alpha),)
+
     def _mean(self, X_star: Array) -> Array:
         backend = backend_of(self, X_star)
         xp = backend.arrays

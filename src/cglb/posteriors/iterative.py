@@ -49,6 +49,13 @@ class IterativePosterior(Posterior):
     v: Float[Array, " n"]
     root: Float[Array, "n k"]
 
+    def mean_terms(self) -> tuple[tuple[Array, Array], ...]:
+        return ((self.X, self.v),)
+
+    def explained(self, X_star: Array) -> Array:
+        B = self.gp.kernel(X_star, self.X) @ self.root
+        return B @ B.T
+
     def _mean(self, X_star: Array) -> Array:
         return cross_mean(self.gp, self.X, self.v, X_star)
 

@@ -63,6 +63,10 @@ class SparsePosterior(Posterior):
     def solved(self) -> bool:
         return self.v is not None
 
+    def mean_terms(self) -> tuple[tuple[Array, Array], ...]:
+        inducing = ((self.Z, self.weights),)
+        return inducing if self.X is None or self.v is None else (*inducing, (self.X, self.v))
+
     def _mean(self, X_star: Array) -> Array:
         sparse = in_batches(_sparse_mean, self._without_rows, X_star)
         if self.X is None or self.v is None:

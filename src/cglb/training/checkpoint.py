@@ -32,7 +32,9 @@ class Checkpoint:
         self.path = None if path is None else Path(path)
         self.every = every
         self.fingerprint = fingerprint
-        self._saved_at = time.monotonic()
+        self._saved_at = -float(
+            "inf"
+        )  # the first step is saved, so that an interrupted fit leaves a file
 
     def load(self) -> Snapshot | None:
         """The last snapshot, or None if there is none yet."""

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. The work is done in `cglb.experiments`."""
+"""`cglb paper`: the paper's experiments. The work is done in `cglb.experiments`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,18 @@ import typer
 from rich.console import Console
 
 from cglb.core.cache import use_compilation_cache
-from cglb.core.errors import DatasetError
 from cglb.data import datasets
 from cglb.experiments import figures, runs, spec, table
 from cglb.experiments.execute import Options, work
 from cglb.experiments.watch import status_table, summary_line, watching
 from cglb.experiments.workers import run_workers
 
-__all__ = ["app", "main"]
+__all__ = ["paper"]
 
-app = typer.Typer(
-    help="Gaussian process regression with bounds you can trust.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 paper = typer.Typer(
     help="The paper's experiments: make runs, show their progress, make a table and figures.",
     no_args_is_help=True,
 )
-app.add_typer(paper, name="paper")
 
 Store = Annotated[
     Path,
@@ -39,11 +31,6 @@ Store = Annotated[
     ),
 ]
 HERE = Path("paper-runs")
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `paper` a command group, so that other commands can be added."""
 
 
 @paper.command("run")
@@ -176,12 +163,3 @@ def _runs(store: Path) -> list[runs.Run]:
             f"There are no runs in {store}. Make some with `cglb paper run`, or pass --store."
         )
     return found
-
-
-def main() -> None:
-    """Run the program. Errors of use print one line on standard error and give exit code 2."""
-    try:
-        app()
-    except (ValueError, DatasetError) as error:
-        Console(stderr=True).print(f"Error: {error}", style="red", highlight=False, markup=False)
-        raise SystemExit(2) from None

@@ -1,0 +1,57 @@
+"""The command line: parse, call, print. Each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from cglb.cli import asking, fitting, predicting, reporting
+from cglb.cli.paper import paper
+from cglb.core.errors import DatasetError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Gaussian process regression with bounds you can trust.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (
+    fitting.fit,
+    predicting.predict,
+    asking.evidence,
+    fitting.compare,
+    reporting.report,
+    asking.info,
+    reporting.demo,
+):
+    app.command()(command)
+app.add_typer(paper, name="paper")
+
+
+@app.callback()
+def _about() -> None:
+    """Gaussian process regression with bounds you can trust.
+
+    Exit codes: 0 if all went well; 1 if the answer is not what was asked for (interrupted, or a
+    tolerance not reached); 2 if an argument or a file cannot be used.
+    """
+
+
+def main() -> None:
+    """Run the program. What a user can mend prints one line on standard error and gives exit code 2."""
+    try:
+        app()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except (ValueError, DatasetError, OSError, MemoryError, np.linalg.LinAlgError) as error:
+        Console(stderr=True).print(
+            f"Error: {error or type(error).__name__}", style="red", highlight=False, markup=False
+        )
+        raise SystemExit(2) from None

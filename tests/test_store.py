@@ -130,7 +130,7 @@ def test_another_kind_is_named(path):
 
 
 def test_another_version_says_which_one_it_is_and_which_one_is_read(path):
-    with pytest.raises(StoreError, match=r"version 1.*reads version 3"):
+    with pytest.raises(StoreError, match=r"version 1.*reads version 2"):
         store.read(path, "model", 2)
 
 

@@ -1,8 +1,8 @@
 """What `GPRegressor()` learns with nothing set, and in which time; compile time included.
 
-    python benchmarks/learn.py large --sets bike,elevators,pol,kin40k,protein --splits 0,1,2
-    python benchmarks/learn.py small --sets airfoil,concrete,energy,yacht,wine --splits 0,1,2,3,4
-    python benchmarks/learn.py toys --rows 200,1000 --seeds 20
+    python benchmarks/learn.py large    # bike, elevators, pol, kin40k and protein, three splits
+    python benchmarks/learn.py small    # airfoil, concrete, energy, yacht and wine, five splits
+    python benchmarks/learn.py toys     # 200 and 1,000 rows, 20 seeds
 
 Every fit runs in a process of its own. `small` and `toys` compare with scikit-learn's exact GP of the
 same kernel family, its own optimum of five restarts (`toys`: of one start). Results go to
@@ -30,6 +30,10 @@ from cglb.data import datasets
 
 STORE = RESULTS / "learn.json"
 RESTARTS = {"small": 5, "toys": 0}
+SETS = {
+    "large": (["bike", "elevators", "pol", "kin40k", "protein"], [0, 1, 2]),
+    "small": (["airfoil", "concrete", "energy", "yacht", "wine"], [0, 1, 2, 3, 4]),
+}
 
 
 def toy(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -149,8 +153,8 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=("large", "small", "toys"))
-    parser.add_argument("--sets", default="")
-    parser.add_argument("--splits", default="0")
+    parser.add_argument("--sets", help="names, by default all of the kind")
+    parser.add_argument("--splits", help="numbers, by default 0,1,2 or 0,1,2,3,4")
     parser.add_argument("--rows", default="200,1000")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--exact", action="store_true", help="large: also the exact log p(y)")
@@ -160,7 +164,9 @@ def main() -> None:
         names = [f"{name}-{rows}" for name in TOYS for rows in options.rows.split(",")]
         splits = list(range(options.seeds))
     else:
-        names, splits = options.sets.split(","), list(map(int, options.splits.split(",")))
+        names, splits = SETS[options.kind]
+        names = options.sets.split(",") if options.sets else names
+        splits = list(map(int, options.splits.split(","))) if options.splits else splits
     sides = ("cglb",) if options.kind == "large" else ("cglb", "scikit-learn")
     for name in names:
         for split in splits:

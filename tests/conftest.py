@@ -112,6 +112,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 # `make durations` prints what the order should be. Files that are not here follow in alphabetical order.
 LONGEST_FIRST = (
     *("regressor", "hard_data", "checkpoint", "train", "docs", "certificate", "paper", "chain"),
+    *("pictures", "kernel_choice", "cli", "confidence", "diagnostics", "faults", "progressive"),
     *("variance", "memory", "kernels", "bounds", "iterative", "stored_bounds", "system", "store"),
 )
 

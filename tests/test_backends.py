@@ -151,15 +151,15 @@ def test_the_exact_gradient_is_that_of_the_dense_formula():
 
 
 @pytest.mark.parametrize("backend", WAYS.values(), ids=WAYS)
-def test_a_matrix_without_a_factor_gives_nan_or_an_error(backend):
+def test_a_matrix_without_a_factor_is_an_error_and_nan_in_a_trace(backend):
     gp = jax.tree.map(jnp.asarray, cglb.GP(cglb.RBF(1.0), 1e-300))
     X, y = jnp.zeros((4, 1)), jnp.ones(4)
     with using(backend):
-        assert np.isnan(float(bounds.exact(gp, X, y).value))
-        with pytest.raises(
-            np.linalg.LinAlgError, match=r"not positive definite .* raise the noise floor"
-        ):
-            dense.factor(gp, X, y)
+        for function in (bounds.exact, dense.factor):
+            with pytest.raises(np.linalg.LinAlgError, match=r"not positive definite .* raise the noise"):
+                function(gp, X, y)
+        traced = jax.jit(lambda gp: bounds.exact(gp, X, y).value)
+        assert np.isnan(float(traced(gp)))
 
 
 # ---- which way is taken ----

@@ -107,7 +107,8 @@ def test_predictions_go_to_any_file(folder, expected, name, tmp_path):
 def test_chunks_change_nothing(folder, expected, monkeypatch):
     monkeypatch.setattr("cglb.data.files.CHUNK_ROWS", 7)
     done = run("predict", folder / "model", folder / "raw.csv")
-    np.testing.assert_allclose(predictions(done.out)["mean"], expected["mean"], rtol=1e-12)
+    # BLAS adds up in another order for another number of rows, and little noise makes large weights
+    np.testing.assert_allclose(predictions(done.out)["mean"], expected["mean"], rtol=1e-8)
 
 
 def test_the_model_is_that_of_python_in_another_process(folder, expected):
@@ -140,12 +141,12 @@ def test_results_as_json(folder):
 
 def test_a_tolerance_that_is_not_reached_is_exit_code_1(folder):
     again = folder / "sparse"
-    few = ("--num-inducing", 4, "--max-steps", 1)
+    few = ("--method", "cglb", "--num-inducing", 4, "--max-steps", 1)
     assert (
         run("fit", folder / "raw.csv", "-t", "y", "-o", again, "-c", "speed", "-c", "c*", *few).code == 0
     )
     assert run("evidence", again, "--tolerance", 1e9).code == 0
-    done = run("evidence", again, "--tolerance", 1e-300, "--max-seconds", 0)
+    done = run("evidence", again, "--tolerance", 1e-300, "--max-seconds", 1e-9)
     assert done.code == 1
     assert "Wider than --tolerance" in done.error
 
@@ -291,7 +292,7 @@ def test_an_error_in_a_later_chunk_leaves_no_file(folder, tmp_path, monkeypatch)
         (b"a,a\n1,2\n", "more than one column 'a'"),
         (b"1,2\n3,4\n", "only numbers.*--no-header"),
         (b"a,b\n\xff\xfe,2\n", "not UTF-8"),
-        (gzip.compress(b"a,b\n1,2\n" * 100)[:-20], "not a whole gzip file"),
+        (gzip.compress(b"a,b\n1,2\n" * 100, mtime=0)[:-20], "not a whole gzip file"),
         (b"PAR1 and nothing else", "cannot be read as a Parquet file"),
         (b'a,b\n"1,2\n', "Line 2 of"),
     ],

@@ -26,7 +26,7 @@ GP = cglb.GP(cglb.Matern32([0.8, 1.2]), 0.01)
 
 @pytest.fixture(scope="module")
 def model():
-    return cglb.GPRegressor(num_inducing=8, max_steps=2).fit(X, Y)
+    return cglb.GPRegressor("cglb", num_inducing=8, max_steps=2, schedule="direct").fit(X, Y)
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,8 @@ def test_a_checkpoint_in_use_is_refused(tmp_path):
 
 
 def train(path, **options):
-    return cglb.train(GP, X, Y, num_inducing=8, max_steps=2, checkpoint=path, **options)
+    settings = {"num_inducing": 8, "max_steps": 2, "schedule": "direct", **options}
+    return cglb.train(GP, X, Y, "cglb", checkpoint=path, **settings)
 
 
 def test_a_checkpoint_with_other_contents_is_one_error(tmp_path):

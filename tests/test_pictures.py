@@ -28,7 +28,7 @@ TARGET = pd.Series(40.0 + 3.0 * test_tables.Y, name="<weight>")
 
 @functools.cache
 def fitted():
-    return GPRegressor(num_inducing=10, max_steps=3).fit(FRAME, TARGET)
+    return GPRegressor("cglb", num_inducing=10, max_steps=3, schedule="direct").fit(FRAME, TARGET)
 
 
 # ---- diagnostics ----

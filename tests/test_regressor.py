@@ -54,7 +54,7 @@ def prior(model, X):
 # ---- scikit-learn ----
 
 
-@parametrize_with_checks([GPRegressor("exact", max_steps=1)])
+@parametrize_with_checks([GPRegressor("exact", max_steps=1, schedule="direct")])
 def test_scikit_learns_own_checks(estimator, check, monkeypatch):
     # the tests' import hook enforces annotations, but scikit-learn wants a constructor that takes all
     monkeypatch.setattr(GPRegressor, "__init__", inspect.unwrap(GPRegressor.__init__))

@@ -150,7 +150,7 @@ def test_other_content_is_refused(tmp_path, content):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         store.read(tmp_path / "nowhere", "model", 1)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StoreError, match="is not a regular file"):
         store.read(tmp_path, "model", 1)
 
 
@@ -343,7 +343,8 @@ def test_a_model_with_a_kernel_of_ones_own_is_loaded_in_another_process(tmp_path
         np.load(tmp_path / "predicted.npy"), model.predict(NEW, return_std=True)
     )
     failed = run(env={**os.environ, "PYTHONPATH": source})  # where there is no such module
-    assert "StoreError: The file has a kernel 'Slope' of the module 'slopes'" in failed.stderr
+    assert "StoreError" in failed.stderr
+    assert "The file has a kernel 'Slope' of the module 'slopes'" in failed.stderr
     assert "(No module named 'slopes'). Import the module that defines it before" in failed.stderr
 
 

@@ -57,13 +57,17 @@ def check_fitted(fitted: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         real = isinstance(number, float) and bool(np.isfinite(number))
         _require(real, f"{name} must be a finite number")
     _require(fitted["y_scale_"] > 0.0, "y_scale_ must be positive")
-    _require(fitted["n_features_in_"] == sizes["d"], "n_features_in_ must be the number of columns")
+    encoding = fitted["encoding_"]  # a table may have other columns than the array it becomes
+    columns = sizes["d"] if encoding is None else len(encoding.columns)
+    encoded = sizes["d"] if encoding is None else len(encoding.features)
+    _require(encoded == sizes["d"], "encoding_ must give every column of X")
+    _require(fitted["n_features_in_"] == columns, "n_features_in_ must be the number of columns")
     steps, history = fitted["n_iter_"], fitted["history_"]
     rows = isinstance(history, list) and all(isinstance(row, dict) for row in history)
     _require(rows, "history_ must be a list of rows")
     _require(type(steps) is int and steps == len(history), "n_iter_ must be the length of history_")
     names = fitted["feature_names_in_"]
-    _require(names is None or len(names) == sizes["d"], "feature_names_in_ must name every column")
+    _require(names is None or len(names) == columns, "feature_names_in_ must name every column")
     _require(isinstance(fitted["method_"], Method), "method_ must be a method")
     _check_model(fitted["gp_"], sizes["d"])
 

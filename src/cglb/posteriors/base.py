@@ -78,7 +78,8 @@ class Posterior(eqx.Module):
         """
         raise ValueError(f"{type(self).__name__} has no gradient: it does not define `mean_terms`.")
 
-    def explained(self, X_star: Array) -> Array:
+    @boundary
+    def explained(self, X_star: Float[Array, "s d"]) -> Float[Array, "s s"]:
         """How much the data reduce the prior covariance [s, s], differentiable in X_star."""
         return self._explained(X_star)
 

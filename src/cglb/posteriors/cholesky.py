@@ -66,6 +66,7 @@ class ExactPosterior(Posterior):
             batch = rows[start : start + BATCH_ROWS]
             yield batch, backend.between(self.gp.kernel, self.X, batch)
 
+    @boundary
     def leave_one_out(self, y: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """Means and variances of each observation given all others: n³ flops, n² memory.
 

@@ -52,7 +52,8 @@ class IterativePosterior(Posterior):
     def mean_terms(self) -> tuple[tuple[Array, Array], ...]:
         return ((self.X, self.v),)
 
-    def explained(self, X_star: Array) -> Array:
+    @boundary
+    def explained(self, X_star: Float[Array, "s d"]) -> Float[Array, "s s"]:
         B = self.gp.kernel(X_star, self.X) @ self.root
         return B @ B.T
 

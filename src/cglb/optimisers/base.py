@@ -42,7 +42,7 @@ class Ending(enum.StrEnum):
 
 _MESSAGES = {
     Ending.RUNNING: "Training is still running.",
-    Ending.CONVERGED: "The gradient is zero, or the bound no longer rises by more than rounding.",
+    Ending.CONVERGED: "The gradient is zero, or further steps gain too few nats to matter.",
     Ending.STALLED: "The bound has all but stopped rising.",
     Ending.NO_IMPROVEMENT: "The line search found no further improvement.",
     Ending.STEP_LIMIT: "Stopped at the step limit, as asked; more steps may raise the bound further.",

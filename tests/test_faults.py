@@ -18,7 +18,7 @@ from cglb.experiments import runs
 from cglb.experiments.spec import Budget, parse_methods, plan
 from cglb.io import tensorfile
 from cglb.io.lock import exclusive
-from cglb.regressor_file import KIND, VERSION
+from cglb.regressor.file import KIND, VERSION
 
 X, Y, _ = problems.data()
 GP = cglb.GP(cglb.Matern32([0.8, 1.2]), 0.01)

@@ -24,7 +24,7 @@ import cglb
 from cglb import GPRegressor, posteriors
 from cglb.bounds.certificate import Evidence
 from cglb.core.errors import StoreError
-from cglb.report import FitReport
+from cglb.regressor import FitReport
 from cglb.training.problem import Problem
 
 # units of the user's: far from standardised

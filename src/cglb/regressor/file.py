@@ -32,8 +32,8 @@ from cglb.methods import Method
 from cglb.model import GP
 from cglb.posteriors import base as posteriors
 from cglb.posteriors.base import Posterior
-from cglb.regressor_check import check_arrays, check_fitted, check_posterior
-from cglb.report import FitReport
+from cglb.regressor.check import check_arrays, check_fitted, check_posterior
+from cglb.regressor.report import FitReport
 
 __all__ = ["load", "save"]
 

@@ -21,7 +21,7 @@ from cglb.methods import base
 from cglb.methods.stages import STALL
 from cglb.optimisers.adam import Adam
 from cglb.optimisers.base import Ending
-from cglb.training import clock, problem, state
+from cglb.training import clock, endings, problem, state
 from cglb.training.clock import Clock
 from cglb.training.free import Parameters
 from cglb.training.problem import random_rows
@@ -416,9 +416,9 @@ def test_a_round_ends_where_its_bound_has_all_but_stopped_rising():
     assert len(found) > 1
     for number, rows in enumerate(found):
         bound = [row["bound"] for row in rows]
-        windows = range(state.STALL_STEPS, len(bound))
+        windows = range(endings.STALL_STEPS, len(bound))
         # a round's own start is not in the history: its first step is a lower limit of the gain
-        gains = [bound[i] - bound[i - state.STALL_STEPS] for i in windows]
+        gains = [bound[i] - bound[i - endings.STALL_STEPS] for i in windows]
         assert all(
             gain >= STALL * (bound[i] - bound[0]) for i, gain in zip(windows, gains[:-1], strict=False)
         )

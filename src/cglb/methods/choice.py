@@ -39,11 +39,9 @@ def choose(
     if method != AUTO:
         return Choice(find(method, settings))
     if n > EXACT_ROWS:
-        return Choice(
-            find(CGLB.name, {"logdet": AUTO, **(settings or {})}),
-            f"above {EXACT_ROWS} rows a bound is the faster way to the same model",
-        )
-    if memory_gb is not None and memory_needed(n) > memory_gb:
-        found = find(CGLB.name, {"logdet": AUTO, **(settings or {})})
-        return Choice(found, f"exact needs {memory_needed(n):.1f} GB, more than memory_gb={memory_gb}")
-    return Choice(Exact(), f"up to {EXACT_ROWS} rows Cholesky is fast, and nothing is approximated")
+        reason = f"above {EXACT_ROWS} rows a bound is the faster way to the same model"
+    elif memory_gb is not None and memory_needed(n) > memory_gb:
+        reason = f"exact needs {memory_needed(n):.1f} GB, more than memory_gb={memory_gb}"
+    else:
+        return Choice(Exact(), f"up to {EXACT_ROWS} rows Cholesky is fast, and nothing is approximated")
+    return Choice(find(CGLB.name, {"logdet": AUTO, **(settings or {})}), reason)

@@ -24,20 +24,13 @@ from cglb.methods.stages import Stage
 from cglb.optimisers import base as optimisers
 from cglb.optimisers.base import Ending, Point
 from cglb.training.clock import Clock
+from cglb.training.endings import converged, stalled
 from cglb.training.history import Fit, HistoryRow, Work, evaluation_columns
 from cglb.training.options import share_until
 from cglb.training.problem import Problem
 
-__all__ = ["START_NOT_FINITE", "Snapshot", "State"]
+__all__ = ["START_NOT_FINITE", "State"]
 
-Snapshot = tuple[dict[str, Any], dict[str, np.ndarray]]
-
-# a round that converged and gained less than this many nats ends its stage
-SMALLEST_GAIN = 0.1
-# a stage before the last has converged when a round gained less than this share of all it has gained
-STAGE_SHARE = 0.05
-# a round stalls if this many steps gained little
-STALL_STEPS = 5
 # solutions of CG that the next evaluation starts from: along a smooth path three extrapolate it, and a
 # product with three vectors costs little more than with one
 RECYCLED = 3
@@ -45,8 +38,6 @@ START_NOT_FINITE = (
     "The bound is not finite at the starting point. Look at the units of X and y, or start from larger "
     "noise."
 )
-# entries of a snapshot's document that are fields of the state
-SAVED = ("stage", "number", "bound", "reached", "gained", "bounds", "before", "extra", "history")
 
 
 class _Begin(NamedTuple):
@@ -111,44 +102,7 @@ class State:
     _prepared: Prepared | None = None
     _newest: tuple[bytes, Any] = (b"", None)  # the last evaluated place and its system
 
-    # ---- files ----
-
-    def snapshot(self) -> Snapshot:
-        """All that is needed to go on."""
-        document: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
-        document |= {
-            "evaluations": self.work.evaluations,
-            "products": self.work.products,
-            "seconds": self.clock.seconds,
-            # a larger budget may raise a limit, so that is not the end
-            "ending": None if self.ending is None or self.ending.may_go_on else self.ending.value,
-        }
-        held = {"free": self.free, "Z": self.Z, "v": self.v, "columns": self.columns}
-        if self.ends:
-            held["ends"] = np.array(self.ends)
-        if self.anchor is not None:
-            held |= {"anchor.free": self.anchor[0], "anchor.Z": self.anchor[1]}
-        if self.run is not None:
-            held |= {f"run.{name}": array for name, array in self.run.arrays().items()}
-        return document, {name: np.asarray(a) for name, a in held.items() if a is not None}
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot."""
-        document, arrays = snapshot
-        for name in SAVED:
-            setattr(self, name, document[name])
-        self.work = Work(document["evaluations"], document["products"])
-        self.clock.add(document["seconds"])
-        self.ending = None if document["ending"] is None else Ending(document["ending"])
-        held = {name: jnp.asarray(arrays[name]) for name in ("Z", "v", "columns") if name in arrays}
-        self.free = arrays["free"]
-        self.ends = list(arrays.get("ends", ()))
-        self.Z, self.v, self.columns = (held.get(name) for name in ("Z", "v", "columns"))
-        if "anchor.free" in arrays:
-            Z = arrays.get("anchor.Z")
-            self.anchor = (arrays["anchor.free"], None if Z is None else jnp.asarray(Z))
-        mine = {name[4:]: array for name, array in arrays.items() if name.startswith("run.")}
-        self.run = self._stage.optimiser.restore(mine) if mine else None
+    # ---- what it gives ----
 
     def fit(self) -> Fit:
         """The model as it stands."""
@@ -313,7 +267,7 @@ class State:
         self.bounds = [point.value]
 
     def _round_is_over(self) -> Ending | None:
-        if self._stalled:
+        if stalled(self._stage, self._last, self.bounds):
             return Ending.STALLED
         limit = self.problem.options.steps_per_round
         full = not self._stage.in_one_go and len(self.bounds) > limit
@@ -324,7 +278,7 @@ class State:
         gain = self.bounds[-1] - (self.bounds[0] if self.reached is None else self.reached)
         self.gained += gain
         self.reached = self.bounds[-1]
-        if reason is Ending.STEP_LIMIT or not self._converged(gain):
+        if reason is Ending.STEP_LIMIT or not converged(self._stage, self._last, gain, self.gained):
             changed = self._next_round()
             if changed or reason in (Ending.STEP_LIMIT, Ending.STALLED):
                 return
@@ -332,13 +286,6 @@ class State:
             self._next_stage()
         else:
             self.ending = Ending.CONVERGED if reason is Ending.STALLED else reason
-
-    def _converged(self, gain: float) -> bool:
-        """Whether the stage has; gain is that of its newest round, with its selection of points."""
-        least = max(SMALLEST_GAIN, self._stage.gain)
-        if not self._last:
-            least = max(least, STAGE_SHARE * self.gained)
-        return self._stage.in_one_go or gain < least
 
     def _next_round(self) -> bool:
         """New inducing points at the current hyperparameters, if they make the better bound.
@@ -355,18 +302,6 @@ class State:
         self.run = self._stage.optimiser.begin(self.run.point, self.run)
         self.bounds = [self.bound]
         return False
-
-    @property
-    def _stalled(self) -> bool:
-        """Whether the newest steps gained little of what the round has gained. Where everything is
-        optimised in one go to the end, nothing better than further steps can be done."""
-        stage = self._stage
-        share = 0.0 if stage.in_one_go and (self._last or stage.gain > 0.0) else stage.stall
-        if len(self.bounds) <= STALL_STEPS + 1:
-            return False
-        newest = self.bounds[-1]
-        least = max(stage.gain, share * (newest - self.bounds[0]))
-        return newest - self.bounds[-1 - STALL_STEPS] < least
 
     # ---- evaluations ----
 

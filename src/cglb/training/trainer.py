@@ -9,6 +9,7 @@ hyperparameters and inducing points together.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from cglb.training.history import Callback, Fit, HistoryRow
 from cglb.training.options import Options, check_stages, default_stages
 from cglb.training.problem import Problem
 from cglb.training.progress import reporter
+from cglb.training.snapshot import restore, snapshot
 from cglb.training.state import State
 
 __all__ = ["train"]
@@ -99,7 +101,7 @@ def _restore(state: State, saved: Snapshot, store: Checkpoint) -> None:
     try:
         if free is None or free.shape != state.free.shape or not np.isfinite(free).all():
             raise ValueError("the parameters are missing, not finite or of another number")
-        state.restore(saved)
+        restore(state, saved)
     except Exception as error:
         raise StoreError(
             f"{store.path} does not hold the state of a fit ({type(error).__name__}: {error}). "
@@ -113,7 +115,7 @@ def _run(state: State, store: Checkpoint, callback: Callback | None, progress: b
 
         def on_step(row: HistoryRow) -> bool:
             report(row, state.extra)
-            store.save_if_due(state.snapshot)
+            store.save_if_due(partial(snapshot, state))
             if callback is None:
                 return False
             with state.clock.paused():
@@ -122,5 +124,5 @@ def _run(state: State, store: Checkpoint, callback: Callback | None, progress: b
         while state.ending is None:
             with state.clock.running():
                 state.advance(on_step)
-    store.save(state.snapshot)
+    store.save(partial(snapshot, state))
     return state.fit()

@@ -102,7 +102,7 @@ SHARED = {
     "deadline": None,  # the first call of a shape compiles
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 }
-settings.register_profile("fixed", max_examples=25, derandomize=True, **SHARED)
+settings.register_profile("fixed", max_examples=15, derandomize=True, **SHARED)
 settings.register_profile("explore", max_examples=300, print_blob=True, **SHARED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 

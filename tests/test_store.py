@@ -330,7 +330,7 @@ def test_a_model_with_a_kernel_of_ones_own_is_loaded_in_another_process(tmp_path
     np.save(tmp_path / "new.npy", NEW)
     monkeypatch.syspath_prepend(str(tmp_path / "library"))
     kernel = importlib.import_module("slopes").Slope((cglb.RBF(0.8), cglb.Matern32([1.0, 2.0])), 0.3)
-    model = GPRegressor("cglb", kernel, num_inducing=8, max_steps=1).fit(X, Y)
+    model = GPRegressor("cglb", kernel, num_inducing=8, max_steps=1, schedule="direct").fit(X, Y)
     model.save(tmp_path / "model")
     source = str(Path(cglb.__file__).parents[1])
     run = functools.partial(
@@ -353,7 +353,7 @@ def test_a_model_with_a_kernel_of_ones_own_is_loaded_in_another_process(tmp_path
 
 @functools.cache
 def fitted(method):
-    return GPRegressor(method, num_inducing=8, max_steps=3, random_state=0).fit(X, Y)
+    return GPRegressor(method, num_inducing=8, max_steps=3, random_state=0, schedule="direct").fit(X, Y)
 
 
 def reloaded(model, path):

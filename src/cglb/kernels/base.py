@@ -57,8 +57,7 @@ class Kernel(eqx.Module):
         if X1.shape[1] != X2.shape[1]:  # one column would broadcast
             raise ValueError(f"X1 has {X1.shape[1]} columns, but X2 has {X2.shape[1]}.")
         self.check_columns(X1.shape[1])
-        nearby = middle(X2)
-        return self.between(self.features(X1, nearby), self.features(X2, nearby))
+        return _covariances(self, X1, X2)
 
     def features(self, X: Float[Array, "n d"], origin: Float[Array, "1 d"]) -> Features:
         """What `between` needs of each row: arrays with n rows; by default the inputs themselves.
@@ -253,6 +252,13 @@ def relevance(kernel: Kernel, varies: Bool[np.ndarray, " d"]) -> Float[np.ndarra
     raw = np.where(varies, kernel.relevance(len(varies)), 0.0)
     top = raw.max(initial=0.0)
     return raw / top if top > 0.0 else raw
+
+
+@eqx.filter_jit
+def _covariances(kernel: Kernel, X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Array:
+    """The matrix of all pairs as one compiled program; step by step it would be dozens."""
+    nearby = middle(X2)
+    return kernel.between(kernel.features(X1, nearby), kernel.features(X2, nearby))
 
 
 # ---- the registry ----

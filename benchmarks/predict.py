@@ -1,21 +1,26 @@
 """Memory and speed of `cglb predict` on long CSV files: rows per second and peak memory for each length.
 
-python benchmarks/predict.py --rows 100000 1000000
+python benchmarks/predict.py --json benchmarks/results/predict.json
 """
 
+from __future__ import annotations
+
 import argparse
-import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import common
 import numpy as np
 
 from cglb import GPRegressor, datasets
 
 CHUNK = 50_000
+METHODS = {"exact": {"method": "exact"}, "cglb": {"method": "cglb", "num_inducing": 256}}
 
 
 def write_rows(path: Path, names: tuple[str, ...], rows: int) -> None:
@@ -27,35 +32,67 @@ def write_rows(path: Path, names: tuple[str, ...], rows: int) -> None:
             np.savetxt(file, block, delimiter=",", fmt="%.6f")
 
 
+def watch(command: list[str]) -> tuple[float, float]:
+    """Seconds and peak memory (GB) of a command. A process inherits `ru_maxrss` from its parent, so the
+    peak is read from /proc while it runs."""
+    started, peak = time.perf_counter(), 0
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while process.poll() is None:
+        try:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        except OSError:
+            break
+        if found := re.search(r"VmHWM:\s+(\d+) kB", status):
+            peak = max(peak, int(found[1]))
+        time.sleep(0.05)
+    assert process.wait() == 0
+    return time.perf_counter() - started, peak / 2**20
+
+
+def measure(
+    folder: Path, arm: datasets.Dataset, lengths: list[int], method: str
+) -> list[dict[str, Any]]:
+    model, table, out = (str(folder / name) for name in ("model", "rows.csv", "out.csv"))
+    columns = dict(zip(arm.feature_names, arm.X.T, strict=True))
+    settings: dict[str, Any] = {"max_steps": 2, "schedule": "direct", **METHODS[method]}
+    GPRegressor(kernel="rbf", **settings).fit(columns, arm.y).save(model)
+    found = []
+    for rows in lengths:
+        write_rows(Path(table), arm.feature_names, rows)
+        command = [sys.executable, "-m", "cglb", "predict", model, table, "--output", out]
+        seconds, peak = watch(command)
+        with Path(out).open() as file:
+            assert sum(1 for _ in file) - 1 == rows
+        result = {"method": method, "rows": rows, "megabytes": Path(table).stat().st_size / 1e6}
+        result |= {"seconds": seconds, "rows_per_second": rows / seconds, "peak_gb": peak}
+        print(
+            f"{method}: {rows:9,d} rows, {result['megabytes']:6.1f} MB: "
+            f"{rows / seconds:8,.0f} rows per second, peak memory {peak:.2f} GB",
+            flush=True,
+        )
+        found.append(result)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
-    parser.add_argument("--train", type=int, default=900, help="training rows")
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--train", type=int, default=1000, help="training rows")
+    parser.add_argument("--methods", nargs="+", default=["exact"], choices=METHODS)
+    parser.add_argument("--json", type=Path, help="where to write the results")
     options = parser.parse_args()
     arm = datasets.robot_arm(options.train, seed=0)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        table = dict(zip(arm.feature_names, arm.X.T, strict=True))
-        GPRegressor(kernel="rbf", max_steps=2).fit(table, arm.y).save(folder / "model")
-        for rows in options.rows:
-            write_rows(folder / "rows.csv", arm.feature_names, rows)
-            command = ["predict", str(folder / "model"), str(folder / "rows.csv")]
-            command += ["--output", str(folder / "out.csv")]
-            started = time.perf_counter()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "cglb", *command], stderr=subprocess.DEVNULL
-            )
-            _, status, usage = os.wait4(process.pid, 0)
-            seconds = time.perf_counter() - started
-            with (folder / "out.csv").open() as file:
-                written = sum(1 for _ in file) - 1
-            assert status == 0
-            assert written == rows
-            size = (folder / "rows.csv").stat().st_size / 1e6
-            print(
-                f"{rows:9,d} rows, {size:6.1f} MB: {rows / seconds:8,.0f} rows per second, "
-                f"peak memory {usage.ru_maxrss / 1024:,.0f} MB"
-            )
+        found = [measure(Path(name), arm, options.rows, method) for method in options.methods]
+    settings = {"train": options.train, "columns": arm.X.shape[1]}
+    common.write(
+        options.json,
+        {
+            "settings": settings,
+            "machine": common.machine(),
+            "runs": [run for one in found for run in one],
+        },
+    )
 
 
 if __name__ == "__main__":

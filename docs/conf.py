@@ -2,6 +2,12 @@
 
 import re
 
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+from typer.testing import CliRunner
+
+import cglb.cli
+
 project = "cglb"
 author = "The cglb authors"
 copyright = "The cglb authors"
@@ -31,6 +37,19 @@ def plain_text_to_rst(app, what, name, obj, options, lines):
         lines[number] = "".join(parts)
 
 
+class Help(SphinxDirective):
+    """What `cglb COMMAND --help` prints."""
+
+    required_arguments = 1
+
+    def run(self):
+        """One literal block."""
+        command = [self.arguments[0], "--help"]
+        shown = CliRunner().invoke(cglb.cli.app, command, prog_name="cglb", terminal_width=90)
+        return [nodes.literal_block(shown.output, shown.output, language="text")]
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.add_directive("help", Help)
     app.connect("autodoc-process-docstring", plain_text_to_rst, priority=400)

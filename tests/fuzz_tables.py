@@ -13,6 +13,7 @@ import datetime
 import decimal
 import gzip
 import io
+import json
 import sys
 import tempfile
 from collections import Counter
@@ -178,7 +179,8 @@ def try_table(seed: int, folder: Path, model: Path) -> str:
     else:
         what = "predict"
         skip = ("--skip-missing",) if rng.random() < 0.3 else ()
-        code, _, error = command("predict", str(model), str(path), "--output", str(result), *skip)
+        keep = ("--keep", "*") if rng.random() < 0.2 else ()
+        code, _, error = command("predict", str(model), str(path), "--output", str(result), *skip, *keep)
     after = {file.name for file in folder.iterdir()}
     assert "Traceback" not in error, (seed, error)
     if code == 0:
@@ -186,9 +188,11 @@ def try_table(seed: int, folder: Path, model: Path) -> str:
         if what == "fit":
             GPRegressor.load(result)
         else:
-            lines = list(csv.reader(result.read_text().splitlines()))
-            assert lines[0] == ["mean", "std", "lower", "upper"], seed
-            assert all(np.isfinite(float(cell)) for line in lines[1:] for cell in line if cell), seed
+            lines = list(csv.reader(result.open(newline="")))
+            assert lines[0][-4:] == ["mean", "std", "lower", "upper"], seed
+            assert all(np.isfinite(float(cell)) for line in lines[1:] for cell in line[-4:] if cell), (
+                seed
+            )
             assert f"{len(lines) - 1} rows predicted" in error, (seed, error)
         result.unlink()
         return f"{what}: done"
@@ -213,6 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="where to write the counts")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
@@ -223,6 +228,9 @@ def main() -> None:
             counts[try_table(seed, folder, model)] += 1
             if counts.total() % 500 == 0:
                 print(f"{counts.total():6d}  so far", flush=True)
+    if options.json is not None:
+        settings = {"tables": options.tables, "seed": options.seed}
+        options.json.write_text(json.dumps({"settings": settings, "counts": counts}, indent=1) + "\n")
     for outcome, count in sorted(counts.items()):
         print(f"{count:6d}  {outcome}")
     print(f"{counts.total():6d}  tables, no traceback and no partial file")

@@ -16,7 +16,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import KNeighborsRegressor
 
 from cglb.core.errors import DatasetError
-from cglb.data import datasets
+from cglb.data import arm, datasets
 from cglb.data.datasets import Dataset
 
 SHAPES = {
@@ -272,9 +272,9 @@ def test_the_robot_arm_is_repeatable_of_any_size_and_has_the_noise_asked_for():
 
 def test_the_robot_arm_matches_the_product_of_its_link_matrices():
     angles = np.random.default_rng(1).uniform(-2, 2, size=(5, 8))
-    for row, tip in zip(angles, datasets._tip(angles), strict=True):
+    for row, tip in zip(angles, arm._tip(angles), strict=True):
         pose = np.eye(4)
-        links = zip(row, datasets._LENGTHS, datasets._OFFSETS, datasets._TWISTS, strict=True)
+        links = zip(row, arm._LENGTHS, arm._OFFSETS, arm._TWISTS, strict=True)
         for t, a, d, twist in links:
             c, s, ca, sa = (
                 np.cos(t),

@@ -33,6 +33,17 @@ def test_the_readme_has_an_example():
     assert PAGES["README.md"]
 
 
+def test_the_words_of_warnings_on_the_page_are_those_of_the_code():
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # texts that go over several lines
+    page = (ROOT / "docs" / "howto" / "warnings.md").read_text()
+    shown = re.findall(r'^\| "(.*?)" \|', page, flags=re.MULTILINE)
+    assert len(shown) > 20
+    for words in shown:
+        for part in filter(None, map(str.strip, words.split("…"))):
+            assert part in source, words
+
+
 def test_demo_runs_and_draws(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         sys,

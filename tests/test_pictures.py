@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 import test_tables
 
-from cglb import GPRegressor, diagnostics, metrics, plot
-from cglb.page import write_report
+from cglb import Evidence, GPRegressor, diagnostics, metrics, plot
+from cglb.page import charts, write_report
 from cglb.page.svg import number, ticks
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -129,6 +129,19 @@ def test_a_display_makes_axes_and_can_be_drawn_again():
         plot.PredictionDisplay.from_estimator(fitted(), FRAME)
 
 
+def test_every_step_of_training_is_in_one_climb():
+    found = diagnostics.climbs(fitted())
+    history = fitted().history_
+    assert len(found) == len({row["stage"] for row in history})
+    steps = np.concatenate([climb.steps for climb in found])
+    bounds = np.concatenate([climb.bounds * climb.rows for climb in found])
+    np.testing.assert_array_equal(steps, [row["step"] for row in history])
+    np.testing.assert_allclose(bounds, [row["bound"] for row in history], rtol=1e-12)
+    drawn = plot.TrainingDisplay.from_estimator(fitted())
+    assert len(drawn.ax_.lines) == len(found)
+    plt.close("all")
+
+
 # ---- notebook ----
 
 
@@ -188,6 +201,13 @@ def test_the_report_is_whole_and_needs_no_network(page):
     assert "colour holds text" in text
     assert facts["coverage"] == diagnostics.leave_one_out(fitted()).scores()["coverage"]
     assert f"{100 * facts['coverage']:.1f} %" in text
+
+
+@pytest.mark.parametrize("ends", [(-np.inf, 3.0), (-np.inf, np.inf), (2.0, 2.0), (1.0, 4.0)])
+def test_an_interval_that_is_open_can_be_drawn(ends):
+    svg = charts.evidence(Evidence(*ends), 1.5)
+    assert not re.search(r'="-?(nan|inf)"|nan,|inf,', svg)
+    assert svg.count("<circle") == sum(map(np.isfinite, ends))
 
 
 def test_the_report_takes_rows_that_were_kept_apart(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -16,7 +17,17 @@ from cglb.data import metrics
 from cglb.data.table import Kind
 from cglb.regressor import GPRegressor
 
-__all__ = ["Dependence", "Held", "calibration", "dependence", "held_out", "leave_one_out"]
+__all__ = [
+    "Climb",
+    "Dependence",
+    "Held",
+    "calibration",
+    "climbs",
+    "dependence",
+    "held_out",
+    "leave_one_out",
+    "shown_kernel",
+]
 
 # up to this many rows all are left out in turn, by Cholesky: 8n² bytes
 EXACT_ROWS = 3000
@@ -65,32 +76,20 @@ def leave_one_out(model: GPRegressor, seed: int = 0) -> Held:
     Up to 3000 rows by Cholesky: exact, O(n³). Above that for 400 rows drawn at random, each from the 256
     other rows that are nearest in the kernel's own distance.
     """
-    gp, X, y = model.gp_, model._X, model._y
-    n = len(y)
+    n, scale, shift = len(model._y), model.y_scale_, model.y_shift_
+    y = model._y * scale + shift
     if n <= EXACT_ROWS:
-        rows = np.arange(n)
-        mean, variance = _all_but_one(gp, X, y)
-        how = f"each of {n} rows predicted from all others"
-    else:
-        rows = np.sort(np.random.default_rng(seed).choice(n, SAMPLE, replace=False))
-        mean, variance = _from_nearest(gp, X, y, rows)
-        how = f"{SAMPLE} rows drawn at random, each predicted from the {NEAREST} nearest others"
-    scale, shift = model.y_scale_, model.y_shift_
-    return Held(y[rows] * scale + shift, mean * scale + shift, np.sqrt(variance) * scale, how)
+        return Held(y, *model.leave_one_out(), f"each of {n} rows predicted from all others")
+    rows = np.sort(np.random.default_rng(seed).choice(n, SAMPLE, replace=False))
+    mean, variance = _from_nearest(model.gp_, model._X, model._y, rows)
+    how = f"{SAMPLE} rows drawn at random, each predicted from the {NEAREST} nearest others"
+    return Held(y[rows], mean * scale + shift, np.sqrt(variance) * scale, how)
 
 
 def _matrix(gp: Any, X: np.ndarray) -> np.ndarray:
     with float64():
         kernel = jax.tree.map(jnp.asarray, gp.kernel)
         return np.asarray(kernel(jnp.asarray(X), jnp.asarray(X))) + float(gp.noise) * np.eye(len(X))
-
-
-def _all_but_one(gp: Any, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """With α = K̂⁻¹e: the row i is predicted as yᵢ − αᵢ/K̂⁻¹ᵢᵢ with variance 1/K̂⁻¹ᵢᵢ."""
-    factor = cho_factor(_matrix(gp, X), lower=True)
-    inverse = np.diagonal(cho_solve(factor, np.eye(len(y))))
-    alpha = cho_solve(factor, y - float(gp.mean))
-    return y - alpha / inverse, 1.0 / inverse
 
 
 def _from_nearest(
@@ -116,6 +115,43 @@ def calibration(held: Held) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities of central intervals, and the share of targets that fall into them."""
     covered = [metrics.coverage(held.y, held.mean, held.std**2, level) for level in LEVELS]
     return LEVELS, np.array(covered)
+
+
+def shown_kernel(model: GPRegressor) -> tuple[str, str]:
+    """The learned kernel as text, and the units of its lengthscales: the inputs' own if it knows how."""
+    try:
+        return repr(model.kernel_), "units of the inputs"
+    except AttributeError:
+        return repr(model.gp_.kernel), "standardised units"
+
+
+@dataclass(frozen=True)
+class Climb:
+    """The bound during one stage of training.
+
+    Attributes:
+        steps: numbers of the steps, [k].
+        bounds: nats per row at each, in standardised units, [k]. Per row, since stages on few rows
+            bound the evidence of those rows.
+        rows: in this stage.
+        method: what it maximises.
+    """
+
+    steps: np.ndarray
+    bounds: Float[np.ndarray, " k"]
+    rows: int
+    method: str
+
+
+def climbs(model: GPRegressor) -> list[Climb]:
+    """The stages of training, in order: first the searches from several starts."""
+    found = []
+    for _, stage in groupby(model.history_, key=lambda row: row["stage"]):
+        steps = list(stage)
+        rows = steps[0]["rows"]
+        bounds = np.array([row["bound"] for row in steps]) / rows
+        found.append(Climb(np.array([row["step"] for row in steps]), bounds, rows, steps[0]["method"]))
+    return found
 
 
 @dataclass(frozen=True)

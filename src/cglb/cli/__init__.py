@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -34,8 +35,21 @@ for command in (
 app.add_typer(paper, name="paper")
 
 
+def _version(asked: bool) -> bool:
+    if asked:
+        from cglb import __version__
+
+        print(f"cglb {__version__}")
+        raise typer.Exit
+    return asked
+
+
 @app.callback()
-def _about() -> None:
+def _about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Gaussian process regression with bounds you can trust.
 
     Exit codes: 0 if all went well; 1 if the answer is not what was asked for (interrupted, or a
@@ -51,7 +65,6 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except (ValueError, DatasetError, OSError, MemoryError, np.linalg.LinAlgError) as error:
-        Console(stderr=True).print(
-            f"Error: {error or type(error).__name__}", style="red", highlight=False, markup=False
-        )
+        words = f"Error: {error or type(error).__name__}"
+        Console(stderr=True).print(words, style="red", highlight=False, markup=False, soft_wrap=True)
         raise SystemExit(2) from None

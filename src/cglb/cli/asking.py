@@ -38,7 +38,10 @@ def evidence(
 
 def info(model: common.Model, quiet: common.Quiet = False, json: common.Json = False) -> None:
     """What a model file holds: columns, kernel, noise, relevance, how training went."""
+    from cglb.diagnostics import shown_kernel
+
     estimator = load_model(model)
+    kernel, units = shown_kernel(estimator)
     encoding = estimator.encoding_
     names = [str(name) for name in getattr(estimator, "feature_names_in_", estimator.relevance_)]
     kinds = {} if encoding is None else {code.name: str(code.kind) for code in encoding.codes}
@@ -49,7 +52,8 @@ def info(model: common.Model, quiet: common.Quiet = False, json: common.Json = F
         "target": estimator.target_name_,
         "columns": {name: kinds.get(name, "number") for name in names},
         "method": estimator.method_.name,
-        "kernel": repr(estimator.gp_.kernel),
+        "kernel": kernel,
+        "kernel_units": units,
         "noise_std": noise,
         "relevance": estimator.relevance_,
         "notes": [] if encoding is None else list(encoding.notes),
@@ -59,7 +63,7 @@ def info(model: common.Model, quiet: common.Quiet = False, json: common.Json = F
     relevance = sorted(estimator.relevance_.items(), key=lambda pair: -pair[1])
     lines = [
         f"{document['rows']} rows, {len(names)} columns, target {estimator.target_name_ or 'not named'}",
-        f"method {document['method']}, kernel {document['kernel']} (standardised units)",
+        f"method {document['method']}, kernel {kernel} ({units})",
         f"noise: standard deviation {noise:.4g} in the units of the target",
         "relevance, the largest 1:",
         *(f"  {name:{width}s}  {value:.3f}  {kinds.get(name, 'number')}" for name, value in relevance),

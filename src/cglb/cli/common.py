@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from cglb.core.errors import TableError
 from cglb.data.files import open_table
 from cglb.data.table import Kind, Table, listed
 
-__all__ = ["Talk", "load_model", "read_training", "watched"]
+__all__ = ["Talk", "load_model", "matching", "read_training", "watched"]
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only, no notes and no bars.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
@@ -61,7 +62,16 @@ class Talk:
 
     def result(self, document: dict[str, Any], text: str) -> None:
         """The result: the document with --json, otherwise the text."""
-        print(json.dumps(document, indent=2, allow_nan=False) if self.json else text)
+        print(json.dumps(_finite(document), indent=2, allow_nan=False) if self.json else text)
+
+
+def _finite(document: Any) -> Any:
+    """The document with null for numbers that JSON does not have."""
+    if isinstance(document, dict):
+        return {name: _finite(value) for name, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [_finite(value) for value in document]
+    return None if isinstance(document, float) and not math.isfinite(document) else document
 
 
 @contextmanager
@@ -131,21 +141,24 @@ def _chosen(
     names: list[str], target: str, columns: list[str] | None, exclude: list[str] | None
 ) -> list[str]:
     """The names of the inputs."""
-    for option, patterns in (("--columns", columns), ("--exclude", exclude)):
-        for pattern in patterns or []:
-            if not _matching(names, [pattern]):
-                raise TableError(f"{option} {pattern!r} fits no column. There are: {listed(names)}.")
-    wanted = names if not columns else _matching(names, columns)
-    left_out = {target, *_matching(names, exclude or [])}
+    wanted = names if not columns else matching(names, columns, "--columns")
+    left_out = {target, *matching(names, exclude or [], "--exclude")}
     chosen = [name for name in wanted if name not in left_out]
     if not chosen:
         raise TableError(f"No column is left as an input. There are: {listed(names)}.")
     return chosen
 
 
-def _matching(names: list[str], patterns: list[str]) -> list[str]:
-    return [
-        name
-        for name in names
-        if any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    ]
+def matching(names: list[str], patterns: list[str], option: str) -> list[str]:
+    """The names that fit a pattern, in order.
+
+    Raises:
+        TableError: with the option, if a pattern fits none.
+    """
+    chosen = set()
+    for pattern in patterns:
+        found = {name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)}
+        if not found:
+            raise TableError(f"{option} {pattern!r} fits no column. There are: {listed(names)}.")
+        chosen |= found
+    return [name for name in names if name in chosen]

@@ -19,6 +19,8 @@ from cglb.data.writing import TableWriter
 
 __all__ = ["predict"]
 
+RESULTS = ("mean", "std", "lower", "upper")
+
 
 def predict(
     model: common.Model,
@@ -33,33 +35,53 @@ def predict(
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave predictions of rows with missing inputs empty.")
     ] = False,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", "-k", help="Columns to copy next to the predictions, by name or glob."),
+    ] = None,
     no_header: common.NoHeader = False,
     quiet: common.Quiet = False,
+    json: common.Json = False,
 ) -> None:
     """Predict every row of a table: mean, standard deviation and interval of a new observation.
 
     The table is raw, as `cglb fit` took it, and may have more columns. It may be of any length: it is
-    read and written in chunks.
+    read and written in chunks. With --json, standard output has one object per row, or, if --output
+    names a file, what was written to it.
     """
-    talk = Talk(quiet)
+    talk = Talk(quiet, json)
     if not 0 < level < 1:
         raise ValueError(f"--level must lie between 0 and 1, found {level}.")
     estimator = load_model(model)
     how = {} if variance is None else {"variance": variance}
-    rows = 0
+    rows = skipped = 0
     with open_table(data, not no_header) as reader, watched(talk), _bar(talk) as advance:
-        kinds = _columns(estimator, reader)
-        with TableWriter(output) as sink:
-            sink.write(_columns_of(np.empty(0), np.empty(0), level))
-            for chunk in reader.chunks(list(kinds), kinds):
+        kinds, kept = _columns(estimator, reader), _kept(reader, keep or [])
+        with TableWriter(output, as_json=json) as sink:
+            sink.write({**{name: [] for name in kept}, **_columns_of(np.empty(0), np.empty(0), level)})
+            for chunk, texts in reader.chunks(kinds, kept):
                 try:
                     mean, std = _predict(estimator, chunk, how, skip_missing)
                 except TableError as error:
                     raise TableError(f"{reader.place}, rows from {rows + 1} on: {error}") from None
-                sink.write(_columns_of(mean, std, level))
+                sink.write({**texts, **_columns_of(mean, std, level)})
                 rows += len(chunk)
+                skipped += int(np.isnan(mean).sum())
                 advance(reader.share, rows)
-    talk.note(f"{rows} rows predicted{'' if output == '-' else f': {output}'}.")
+    left_out = f", {skipped} of them skipped" if skipped else ""
+    talk.note(f"{rows} rows predicted{left_out}{'' if output == '-' else f': {output}'}.")
+    if json and output != "-":
+        done = {"model": model, "output": output, "rows": rows, "skipped": skipped, "level": level}
+        talk.result(done, "")
+
+
+def _kept(reader: Reader, patterns: list[str]) -> list[str]:
+    """The columns to copy."""
+    kept = common.matching(reader.names, patterns, "--keep")
+    taken = [name for name in kept if name in RESULTS]
+    if taken:
+        raise TableError(f"--keep {taken[0]!r}: the predictions have a column of that name.")
+    return kept
 
 
 def _columns(estimator: Any, reader: Reader) -> dict[str, Any]:
@@ -108,7 +130,7 @@ def _columns_of(mean: np.ndarray, std: np.ndarray, level: float) -> dict[str, np
     known = ~np.isnan(mean)
     if known.any():
         lower[known], upper[known] = interval(mean[known], std[known] ** 2, level)
-    return {"mean": mean, "std": std, "lower": lower, "upper": upper}
+    return dict(zip(RESULTS, (mean, std, lower, upper), strict=True))
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import time
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +55,7 @@ def demo(
     rows: Annotated[int, typer.Option(help="Rows, two thirds of them for training.")] = 1500,
     max_steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 25,
     quiet: common.Quiet = False,
+    json: common.Json = False,
 ) -> None:
     """Simulate a robot arm, fit it, predict, and write a report: a first look without any data."""
     from cglb.cli.fitting import fit
@@ -60,7 +63,7 @@ def demo(
     from cglb.data import datasets
     from cglb.data.writing import TableWriter
 
-    talk = Talk(quiet)
+    talk = Talk(quiet, json)
     output.mkdir(parents=True, exist_ok=True)
     arm = datasets.robot_arm(rows, seed=0)
     split = arm.split()
@@ -72,11 +75,20 @@ def demo(
     train, test = (str(output / f"arm-{name}.csv") for name in parts)
     model, out, page = (str(output / name) for name in ("arm.model", "predictions.csv", "report.html"))
     started = time.perf_counter()
-    name = arm.target_name
-    print(f"$ cglb fit {train} --target {name} --model {model} --kernel rbf --max-steps {max_steps}")
-    fit(train, name, model, kernel="rbf", max_steps=max_steps, quiet=quiet)
-    print(f"\n$ cglb predict {model} {test} --output {out}")
-    predict(model, test, out, quiet=quiet)
-    print(f"\n$ cglb report {model} --data {test} --output {page}")
-    report(model, page, test, quiet=quiet)
-    talk.note(f"All of it took {time.perf_counter() - started:.0f} s. Open {page} in a browser.")
+    target = arm.target_name
+
+    # with --json the results of the three commands go unseen: the document names their files
+    with contextlib.redirect_stdout(io.StringIO()) if json else contextlib.nullcontext():
+        print(
+            f"$ cglb fit {train} --target {target} --model {model} --kernel rbf --max-steps {max_steps}"
+        )
+        fit(data=train, target=target, model=model, kernel="rbf", max_steps=max_steps, quiet=quiet)
+        print(f"\n$ cglb predict {model} {test} --output {out}", flush=True)
+        predict(model, test, out, quiet=quiet)
+        print(f"\n$ cglb report {model} --data {test} --output {page}", flush=True)
+        report(model, page, test, quiet=quiet)
+    seconds = time.perf_counter() - started
+    files = {"train": train, "test": test, "model": model, "predictions": out, "report": page}
+    if json:
+        talk.result({**files, "seconds": seconds}, "")
+    talk.note(f"All of it took {seconds:.0f} s. Open {page} in a browser.")

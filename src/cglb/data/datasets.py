@@ -15,19 +15,20 @@ import io
 import os
 import tempfile
 import zlib
-from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cglb.core.cache import cache_folder
 from cglb.core.errors import DatasetError
+from cglb.data.arm import robot_arm
+from cglb.data.dataset import Dataset, Split
 
-Array = NDArray[np.float64]
+__all__ = ["Dataset", "Split", "available", "bundled", "load", "names", "places", "robot_arm"]
+
 Folder = str | os.PathLike[str] | None
 # The repository treforevans/uci_datasets (MIT) repackages the UCI and Delve sets.
 _BASE = "https://raw.githubusercontent.com/treforevans/uci_datasets/master/uci_datasets"
@@ -60,159 +61,6 @@ _NUMBERS_SHA256 = {  # of "ROWSxCOLUMNS", then the rows as little-endian float64
     "wine": "ea1be53521b5aed62718615645699a006d00af6a4ef5ca33471cb038300fdb49",
     "yacht": "05a6368f3391ca47ec1c1200614904e3dbf5b488ef148b385d5fb9665fb1c78b",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """A training and a test part, with shifts and scales to return to the original units.
-
-    In original units the data are `X_shift + X_scale * X_train` and `y_shift + y_scale * y_train`, and
-    likewise for the test part. Multiply a predicted variance by `y_scale**2`.
-
-    Attributes:
-        X_train: [n, d].
-        y_train: [n].
-        X_test: [t, d].
-        y_test: [t].
-        X_shift: [d], 0 in a new split.
-        X_scale: [d], 1 in a new split.
-        y_shift: 0 in a new split.
-        y_scale: 1 in a new split.
-    """
-
-    X_train: Array
-    y_train: Array
-    X_test: Array
-    y_test: Array
-    X_shift: Array
-    X_scale: Array
-    y_shift: float = 0.0
-    y_scale: float = 1.0
-
-    def standardised(self) -> "Split":
-        """This split with mean 0 and standard deviation 1 in every column of the training part.
-
-        The test part is shifted and scaled by the same numbers, so it does not leak into training. A
-        column that is constant in training is centred and keeps its scale.
-        """
-        X_mean, X_std = self.X_train.mean(axis=0), _scale(self.X_train)
-        y_mean, y_std = float(self.y_train.mean()), float(_scale(self.y_train))
-        return Split(
-            X_train=(self.X_train - X_mean) / X_std,
-            y_train=(self.y_train - y_mean) / y_std,
-            X_test=(self.X_test - X_mean) / X_std,
-            y_test=(self.y_test - y_mean) / y_std,
-            X_shift=self.X_shift + self.X_scale * X_mean,
-            X_scale=self.X_scale * X_std,
-            y_shift=self.y_shift + self.y_scale * y_mean,
-            y_scale=self.y_scale * y_std,
-        )
-
-
-def _scale(columns: Array) -> Array:
-    """Standard deviation of each column, or 1 for a constant column."""
-    std = columns.std(axis=0)
-    # Test the range: rounding can give a constant column a standard deviation just above 0.
-    return np.where((np.ptp(columns, axis=0) > 0) & (std > 0), std, 1.0)
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Inputs and one target, finite float64.
-
-    Attributes:
-        name: what messages call the set.
-        X: inputs [n, d].
-        y: targets [n].
-        feature_names: d names; by default x1, x2, ...
-        target_name: the name of y.
-    """
-
-    name: str
-    X: Array
-    y: Array
-    feature_names: tuple[str, ...] = ()
-    target_name: str = "y"
-
-    def __post_init__(self) -> None:
-        X, y = np.asarray(self.X, dtype=np.float64), np.asarray(self.y, dtype=np.float64)
-        d = X.shape[1] if X.ndim == 2 else None
-        columns = tuple(self.feature_names) or tuple(f"x{j + 1}" for j in range(d or 0))
-        if y.shape != X.shape[:1] or len(columns) != d:
-            raise ValueError(
-                f"{self.name}: X must be [n, d], y [n], and feature_names d names or none; found "
-                f"{X.shape}, {y.shape} and {len(columns)} names. One input column needs "
-                "X.reshape(-1, 1), a target column y.ravel()."
-            )
-        if bad := np.flatnonzero(~np.isfinite(np.column_stack([X, y])).all(axis=1)).tolist():
-            raise ValueError(
-                f"{self.name}: {len(bad)} rows of X and y have values that are missing or not "
-                f"finite; the first is row {bad[0]}. Fill in these values or drop the rows."
-            )
-        for field, value in (("X", X), ("y", y), ("feature_names", columns)):
-            object.__setattr__(self, field, value)  # the only way to set a field of a frozen dataclass
-
-    def split(self, fraction: float = 2 / 3, seed: int = 0) -> Split:
-        """A random split with `round(fraction * n)` training rows, the same for the same seed.
-
-        Raises:
-            ValueError: if one of the parts would be empty.
-        """
-        n, d = self.X.shape
-        n_train = round(fraction * n) if 0 < fraction < 1 else 0
-        if not 0 < n_train < n:
-            problem = f"fraction={fraction} of {n} rows leaves no training rows or no test rows"
-            raise ValueError(f"{problem}. Choose a number between 0 and 1 that leaves some of both.")
-        train, test = np.split(np.random.default_rng(seed).permutation(n), [n_train])
-        X, y = self.X, self.y
-        return Split(X[train], y[train], X[test], y[test], np.zeros(d), np.ones(d))
-
-
-# The arm, joint by joint. The links get shorter towards the tip, so outer joints matter less.
-_LENGTHS = (0.0, 0.9, 0.6, 0.45, 0.3, 0.25, 0.15, 0.1)  # along x
-_OFFSETS = (0.6, 0.0, 0.2, 0.0, 0.2, 0.0, 0.1, 0.0)  # along z
-_TWISTS = (1, 0, 1, -1, 1, -1, 1, 0)  # about x, in right angles
-_TARGET = (0.8, 0.5, 0.9)
-_DISTANCE_STD = 0.5673  # of the noise-free distance, over 4 million random poses
-
-
-def robot_arm(n: int = 1000, noise: float = 0.1, seed: int = 0) -> Dataset:
-    """The distance of the tip of a robot arm with eight joints from a target: X [n, 8], y [n].
-
-    The problem of Delve's "kin" family, for a different arm. Inputs are the joint angles in radians,
-    uniform on [-pi/2, pi/2]. Joint i at angle t moves everything attached to it by the
-    Denavit-Hartenberg step
-
-        T_i = Rot_z(t) Trans_z(offset_i) Trans_x(length_i) Rot_x(twist_i),
-
-    so the tip is T_1 ... T_8 applied to the origin, and y is its distance from a fixed point plus noise.
-    The function is smooth but not linear. Each joint matters less than the one before: the first takes
-    part in half of the variance, the last in less than 1 %.
-
-    Args:
-        n: rows.
-        noise: standard deviation of the Gaussian noise, relative to that of the distance over all poses.
-        seed: decides angles and noise.
-    """
-    if n < 1 or not 0 <= noise < np.inf:
-        raise ValueError(f"n={n}, noise={noise}: robot_arm needs n >= 1 and a finite noise >= 0.")
-    rng = np.random.default_rng(seed)
-    angles = rng.uniform(-np.pi / 2, np.pi / 2, size=(n, 8))
-    distance = np.linalg.norm(_tip(angles) - np.array(_TARGET), axis=1)
-    y = distance + noise * _DISTANCE_STD * rng.standard_normal(n)
-    return Dataset("robot_arm", angles, y, tuple(f"joint{i}" for i in range(1, 9)), "distance")
-
-
-def _tip(angles: Array) -> Array:
-    """The position [n, 3] of the tip for joint angles [n, 8], link by link from the tip inwards."""
-    x, y, z = np.zeros((3, len(angles)))
-    links = list(zip(angles.T, _LENGTHS, _OFFSETS, _TWISTS, strict=True))
-    for angle, length, offset, twist in reversed(links):
-        if twist:  # a quarter turn about x swaps y and z exactly
-            y, z = -twist * z, twist * y
-        x, z = x + length, z + offset
-        x, y = np.cos(angle) * x - np.sin(angle) * y, np.sin(angle) * x + np.cos(angle) * y
-    return np.stack([x, y, z], axis=1)
 
 
 def names() -> list[str]:

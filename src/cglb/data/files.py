@@ -12,7 +12,7 @@ import io
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ __all__ = ["CHUNK_ROWS", "Reader", "open_table", "read_table"]
 CHUNK_ROWS = 32_768
 DELIMITERS = ",;\t|"
 STREAM = "-"
+
+Texts = Mapping[str, list[str | None]]
 
 
 class Reader:
@@ -42,12 +44,14 @@ class Reader:
     def share(self) -> float | None:
         raise NotImplementedError
 
-    def chunks(self, names: list[str], kinds: Mapping[str, Kind | None]) -> Iterator[Table]:
-        """Tables of up to `CHUNK_ROWS` rows.
+    def chunks(
+        self, kinds: Mapping[str, Kind | None], kept: Sequence[str] = ()
+    ) -> Iterator[tuple[Table, Texts]]:
+        """Tables of up to `CHUNK_ROWS` rows, and columns as the file has them.
 
         Args:
-            names: the columns that are read.
-            kinds: what a column must hold, by name; by default what a chunk looks like.
+            kinds: the columns of the tables, and what each must hold; None for what a chunk looks like.
+            kept: columns to give as texts, by name, in addition.
 
         Raises:
             TableError: with the file, and the line or the column that cannot be read.
@@ -106,11 +110,13 @@ class CSVReader(Reader):
     def share(self) -> float | None:
         return None if not self._size else min(1.0, self._raw.tell() / self._size)
 
-    def chunks(self, names: list[str], kinds: Mapping[str, Kind | None]) -> Iterator[Table]:
-        wanted = [(self.names.index(name), name) for name in names]
+    def chunks(
+        self, kinds: Mapping[str, Kind | None], kept: Sequence[str] = ()
+    ) -> Iterator[tuple[Table, Texts]]:
         while rows := self._rows(CHUNK_ROWS):
-            fields = list(zip(*rows, strict=True))
-            yield Table(tuple(Column.of(name, fields[i], kinds.get(name)) for i, name in wanted))
+            fields = dict(zip(self.names, zip(*rows, strict=True), strict=True))
+            table = Table(tuple(Column.of(name, fields[name], kind) for name, kind in kinds.items()))
+            yield table, {name: list(fields[name]) for name in kept}
 
     def table(self, names: list[str]) -> Table:
         wanted = [(self.names.index(name), name) for name in names]
@@ -175,8 +181,10 @@ class ParquetReader(Reader):
     def share(self) -> float | None:
         return self._done / max(1, self._total)
 
-    def chunks(self, names: list[str], kinds: Mapping[str, Kind | None]) -> Iterator[Table]:
-        batches = self._file.iter_batches(CHUNK_ROWS, columns=names)
+    def chunks(
+        self, kinds: Mapping[str, Kind | None], kept: Sequence[str] = ()
+    ) -> Iterator[tuple[Table, Texts]]:
+        batches = self._file.iter_batches(CHUNK_ROWS, columns=list(dict.fromkeys([*kinds, *kept])))
         while True:
             try:
                 batch = next(batches, None)
@@ -185,8 +193,11 @@ class ParquetReader(Reader):
             if batch is None:
                 return
             self._done += len(batch)
-            columns = ((name, batch.column(batch.schema.get_field_index(name))) for name in names)
-            yield Table(tuple(Column.of(name, values, kinds.get(name)) for name, values in columns))
+            fields = {
+                name: batch.column(batch.schema.get_field_index(name)) for name in batch.schema.names
+            }
+            table = Table(tuple(Column.of(name, fields[name], kind) for name, kind in kinds.items()))
+            yield table, {name: _texts(fields[name]) for name in kept}
 
     def table(self, names: list[str]) -> Table:
         try:
@@ -241,6 +252,11 @@ def _peek(file: Any, count: int) -> bytes:
         return file.peek(count)[:count]
     except OSError as error:
         raise TableError(f"{getattr(file, 'name', 'The file')} cannot be read: {error}.") from None
+
+
+def _texts(values: Any) -> list[str | None]:
+    """The entries of an Arrow column as a CSV file would have them."""
+    return [None if value is None else str(value) for value in values.to_pylist()]
 
 
 def _is_number(text: str) -> bool:

@@ -8,7 +8,6 @@ same in Python and on the command line.
 from __future__ import annotations
 
 import datetime
-import enum
 import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,23 +17,20 @@ from typing import Any
 import numpy as np
 
 from cglb.core.errors import TableError
+from cglb.data.entries import (
+    MISSING,
+    PARSERS,
+    Kind,
+    as_days,
+    as_floats,
+    as_text,
+    is_missing,
+    parse_all,
+)
 
-__all__ = ["MISSING", "Column", "Kind", "Table", "listed", "named_columns"]
+__all__ = ["Column", "Kind", "Table", "listed", "named_columns"]
 
-# texts, in lower case, that stand for a missing entry
-MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>", "nat"})
-TRUTH = {"true": 1.0, "false": 0.0}
-DAY = 86400.0
 MOST_NAMED = 8
-
-
-class Kind(enum.StrEnum):
-    """What a column holds."""
-
-    NUMBER = "number"
-    BOOLEAN = "boolean"
-    DATE = "date"
-    TEXT = "text"
 
 
 @dataclass(frozen=True)
@@ -193,7 +189,7 @@ def _typed(name: str, array: np.ndarray) -> Column:
         return Column(name, Kind.BOOLEAN, array.astype(np.float64))
     if kind == "M":
         since = array.astype("datetime64[us]")
-        days = since.astype(np.int64) / (DAY * 1e6)
+        days = since.astype(np.int64) / 86400e6
         return Column(name, Kind.DATE, np.where(np.isnat(since), np.nan, days))
     what = "durations: give them as numbers" if kind == "m" else f"{array.dtype}, not real numbers"
     raise TableError(f"Column {name!r} holds {what}.")
@@ -201,16 +197,16 @@ def _typed(name: str, array: np.ndarray) -> Column:
 
 def _from_objects(name: str, array: np.ndarray, wanted: Kind | None) -> Column:
     """A column of Python objects: by their types, and text by what it looks like."""
-    entries: list[Any] = [None if _is_missing(value) else value for value in array.tolist()]
+    entries: list[Any] = [None if is_missing(value) else value for value in array.tolist()]
     present = [value for value in entries if value is not None]
     if all(isinstance(value, str) for value in present):
         return _from_texts(name, entries, wanted)
     if all(isinstance(value, bool | np.bool_) for value in present):
-        return Column(name, Kind.BOOLEAN, _floats(entries))
+        return Column(name, Kind.BOOLEAN, as_floats(entries))
     if all(isinstance(value, numbers.Real | Decimal) for value in present):
-        return Column(name, Kind.NUMBER, _floats(entries))
+        return Column(name, Kind.NUMBER, as_floats(entries))
     if all(isinstance(value, datetime.date) for value in present):
-        return Column(name, Kind.DATE, _each(name, entries, _days, "a date"))
+        return Column(name, Kind.DATE, parse_all(name, entries, as_days, "a date"))
     plain = (str, bool, np.bool_, numbers.Real, Decimal, datetime.date)
     strange = next((value for value in present if not isinstance(value, plain)), None)
     if strange is not None:
@@ -218,7 +214,7 @@ def _from_objects(name: str, array: np.ndarray, wanted: Kind | None) -> Column:
             f"Column {name!r} holds a {type(strange).__name__}. A column holds numbers, booleans, dates "
             "or text: turn it into one of them, or leave it out."
         )
-    return _from_texts(name, [None if v is None else _text(v) for v in entries], wanted)
+    return _from_texts(name, [None if v is None else as_text(v) for v in entries], wanted)
 
 
 def _only_numbers(values: Any) -> np.ndarray | None:
@@ -238,7 +234,7 @@ def _from_texts(name: str, entries: list[str | None], wanted: Kind | None) -> Co
         return Column(name, Kind.TEXT, np.array(texts, dtype=object))
     if wanted is not None:
         parser, what = PARSERS[wanted]
-        return Column(name, wanted, _each(name, texts, parser, what))
+        return Column(name, wanted, parse_all(name, texts, parser, what))
     for kind, (parser, _) in PARSERS.items():
         try:
             values = [np.nan if text is None else parser(text) for text in texts]
@@ -258,82 +254,13 @@ def _converted(column: Column, kind: Kind) -> Column:
         return Column(column.name, kind, empty)
     if kind is Kind.TEXT and column.kind in numeric:
         named = {0.0: "False", 1.0: "True"} if column.kind is Kind.BOOLEAN else {}
-        texts = [None if np.isnan(v) else named.get(v, _text(v)) for v in column.values.tolist()]
+        texts = [None if np.isnan(v) else named.get(v, as_text(v)) for v in column.values.tolist()]
         return Column(column.name, Kind.TEXT, np.array(texts, dtype=object))
     if column.kind is Kind.TEXT:
         return _from_texts(column.name, column.values.tolist(), kind)
     raise TableError(
         f"Column {column.name!r} must hold {kind}s as in training, but holds {column.kind}s."
     )
-
-
-# ---- one entry ----
-
-
-def _is_missing(value: Any) -> bool:
-    if value is None:
-        return True
-    if isinstance(value, float):
-        return value != value
-    return type(value).__name__ in ("NAType", "NaTType") or (
-        isinstance(value, Decimal) and value.is_nan()
-    )
-
-
-def _floats(entries: list[Any]) -> np.ndarray:
-    return np.array([np.nan if value is None else float(value) for value in entries], dtype=np.float64)
-
-
-def _text(value: Any) -> str:
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value)) if whole else str(value)
-
-
-def _number(text: str) -> float:
-    if "_" in text:  # Python's own way to write numbers, nobody else's
-        raise ValueError(text)
-    return float(text)
-
-
-def _truth(text: str) -> float:
-    return TRUTH[text.lower()]
-
-
-def _date(text: str) -> float:
-    return _days(datetime.datetime.fromisoformat(text))
-
-
-def _days(value: datetime.date) -> float:
-    """Days since 1970-01-01, in UTC if there is a time zone."""
-    if not isinstance(value, datetime.datetime):
-        value = datetime.datetime(value.year, value.month, value.day)
-    if value.tzinfo is not None:
-        value = (value - (value.utcoffset() or datetime.timedelta())).replace(tzinfo=None)
-    return (value - datetime.datetime(1970, 1, 1)).total_seconds() / DAY
-
-
-# in the order in which a column of texts is tried
-PARSERS = {
-    Kind.NUMBER: (_number, "a number"),
-    Kind.BOOLEAN: (_truth, "true or false"),
-    Kind.DATE: (_date, "a date such as 2024-05-31 or 2024-05-31T12:00:00"),
-}
-
-
-def _each(name: str, entries: list[Any], parser: Any, what: str) -> np.ndarray:
-    """Every entry parsed; TableError with the first that does not parse."""
-    out = np.full(len(entries), np.nan)
-    for row, entry in enumerate(entries):
-        if entry is None:
-            continue
-        try:
-            out[row] = parser(entry)
-        except (ValueError, KeyError, OverflowError):
-            shown = entry if len(str(entry)) < 40 else f"{str(entry)[:40]}…"
-            raise TableError(
-                f"Column {name!r} must hold {what} in every row, but row {row + 1} holds {shown!r}."
-            ) from None
-    return out
 
 
 def listed(names: list[str]) -> str:

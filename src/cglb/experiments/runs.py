@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cglb.core.errors import StoreError
+from cglb.experiments.records import read_json, read_rows, write_json, write_rows
 from cglb.experiments.spec import Budget, Spec
 from cglb.io import tensorfile
 from cglb.optimisers.base import Ending
@@ -35,11 +36,10 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
-__all__ = ["Run", "State", "cg_steps", "find", "is_complete", "look", "write_json"]
+__all__ = ["Run", "State", "cg_steps", "find", "is_complete", "look"]
 
 RECENT_BYTES = 1 << 16
 LOCK_SECONDS = 0.5
-REMEDY = "Restore it, or delete the folder of this run to start it again."
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Run:
 
     def history(self) -> list[dict[str, Any]]:
         """One row per step so far."""
-        return _rows(self.folder / "history.jsonl")
+        return read_rows(self.folder / "history.jsonl")
 
     def recent(self) -> list[dict[str, Any]]:
         """The last rows of `history`, without reading the whole file."""
-        return _rows(self.folder / "history.jsonl", RECENT_BYTES)
+        return read_rows(self.folder / "history.jsonl", RECENT_BYTES)
 
     def steps_on_part(self) -> int:
         """Steps on a part of the rows that the budget does not count: those of `extra` stages."""
@@ -100,7 +100,7 @@ class Run:
 
     def scores(self) -> list[dict[str, Any]]:
         """Scores on the test part over training."""
-        return _rows(self.folder / "scores.jsonl")
+        return read_rows(self.folder / "scores.jsonl")
 
     # ---- writing ----
 
@@ -123,8 +123,8 @@ class Run:
             rows = tensorfile.read(self.checkpoint, KIND, VERSION)[0]["history"]
         step = rows[-1]["step"] if rows else 0
         kept = [row for row in self.scores() if row["step"] <= step]
-        _write_rows(self.folder / "history.jsonl", rows)
-        _write_rows(self.folder / "scores.jsonl", kept)
+        write_rows(self.folder / "history.jsonl", rows)
+        write_rows(self.folder / "scores.jsonl", kept)
         return step
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
@@ -302,54 +302,3 @@ def _try_lock(file: Any) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-# ---- files ----
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write atomically: a reader sees the old content or the new, never a mixture."""
-    tensorfile.replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The document, or None if there is no such file."""
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return None
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} is damaged: it is not JSON ({error}). {REMEDY}") from None
-    if not isinstance(document, dict):
-        raise StoreError(f"{path} is damaged: it is not a table of names. {REMEDY}")
-    return document
-
-
-def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    tensorfile.replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
-
-
-def _rows(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """The complete rows: `last_bytes` may cut the first, a kill the last."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            start = 0 if last_bytes is None else max(size - last_bytes, 0)
-            file.seek(start)
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return []
-    lines = lines[1 if start else 0 : -1]  # what follows the last line break is empty or half a row
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            place = f"line {number}" if not start else f"line {number} of the last {last_bytes} bytes"
-            raise StoreError(f"{path} is damaged: {place} is not a row of JSON. {REMEDY}")
-        rows.append(row)
-    return rows

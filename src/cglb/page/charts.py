@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from cglb.bounds.certificate import Evidence
 from cglb.data.table import Kind
-from cglb.diagnostics import Dependence, Held, calibration
+from cglb.diagnostics import Climb, Dependence, Held, calibration
 from cglb.page.svg import Chart, bars, number
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "observed",
     "relevance",
     "residuals",
+    "solves",
     "surprise",
     "training",
 ]
@@ -94,37 +95,46 @@ def depends(found: Dependence, target: str) -> str:
     return chart.svg(names or [str(value) for value in found.values])
 
 
-def training(history: list[Any]) -> tuple[str, str | None]:
-    """The bound over the steps, and CG's steps if there were any."""
-    steps = np.array([float(row["step"]) for row in history])
-    bounds = np.array([row["bound"] for row in history])
+def training(stages: list[Climb]) -> str:
+    """The bound over the steps of each stage, per row."""
+    steps = np.concatenate([stage.steps for stage in stages]).astype(float)
+    bounds = np.concatenate([stage.bounds for stage in stages])
     # the first steps may be far below: they would flatten the rest
-    low = max(bounds.min(), np.quantile(bounds, 0.5) - 4 * (bounds.max() - np.quantile(bounds, 0.5)) - 1)
-    chart = Chart.around(steps, [low, bounds.max()], "The bound during training",
-                         labels=("step", "bound [nats]"))  # fmt: skip
-    shown = bounds >= chart.y[0]
-    first = chart.line(steps[shown], bounds[shown])
-    if len(steps) == 1:
-        first.dots(steps, bounds, size=4)
+    middle, high = float(np.median(bounds)), float(bounds.max())
+    low = max(float(bounds.min()), middle - 4 * (high - middle) - 0.01)
+    chart = Chart.around(steps, [low, high], "The bound during training",
+                         labels=("step", "bound per row [nats]"))  # fmt: skip
+    for stage in stages:
+        shown = stage.bounds >= chart.y[0]
+        chart.line(stage.steps[shown], stage.bounds[shown])
+        chart.dots(stage.steps[shown][-1:], stage.bounds[shown][-1:], size=4)
+    return chart.svg()
+
+
+def solves(history: list[Any]) -> str | None:
+    """The steps of CG at each step; None if there were none."""
+    steps = [float(row["step"]) for row in history]
     counts = [row["cg_steps"] or 0 for row in history]
     if all(row["cg_steps"] is None for row in history):
-        return first.svg(), None
-    ends, top = (float(steps[0]) - 1, float(steps[-1]) + 1), max(max(counts) * 1.1, 5.0)
-    second = Chart(ends, (0.0, top), "Steps of CG", labels=("step", "steps of CG"), height=200)
-    return first.svg(), second.columns(steps, counts, 0.8).svg()
+        return None
+    ends, top = (steps[0] - 1, steps[-1] + 1), max(max(counts) * 1.1, 5.0)
+    chart = Chart(ends, (0.0, top), "Steps of CG", labels=("step", "steps of CG"), height=200)
+    return chart.columns(steps, counts, 0.8).svg()
 
 
 def evidence(found: Evidence, bound: float) -> str:
     """The interval for log p(y) on a line, with the bound of training."""
-    middle = (found.lower + found.upper) / 2
-    chart = Chart.around([found.lower, found.upper, bound, middle - 1, middle + 1], [-1.0, 1.0],
+    # an end that rounding leaves open has no place in the picture
+    ends = [end for end in (found.lower, found.upper) if np.isfinite(end)]
+    middle = float(np.mean([*ends] or [bound]))
+    chart = Chart.around([*ends, bound, middle - 1, middle + 1], [-1.0, 1.0],
                          "Evidence", labels=("log p(y) in nats", ""), height=150)  # fmt: skip
-    chart.line([bound, bound], [-0.8, 0.5], "dash")
-    chart.line([found.lower, found.upper], [0, 0], "thick").dots(
-        [found.lower, found.upper], [0, 0], size=5
-    )
+    chart.line([bound, bound], [-0.5, 0.4], "dash")
     low, high = chart.x
-    words = f"between {found.lower:,.2f} and {found.upper:,.2f}"
+    chart.line(np.clip([found.lower, found.upper], low, high), [0, 0], "thick")
+    chart.dots(ends, [0] * len(ends), size=5)
+    lower, upper = f"{found.lower:,.2f}", f"{found.upper:,.2f}"
+    words = lower if lower == upper else f"between {lower} and {upper}"
     chart.text((low + high) / 2, 0.55, words)
     # the words stay inside the picture
     place = float(np.clip(bound, low + 0.3 * (high - low), high - 0.3 * (high - low)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cglb.data.table import Kind
-from cglb.diagnostics import Dependence, Held, dependence, held_out, leave_one_out
+from cglb.diagnostics import Dependence, Held, climbs, dependence, held_out, leave_one_out, shown_kernel
 from cglb.io.tensorfile import replace_file
 from cglb.page import charts
 from cglb.page.svg import number
@@ -146,14 +146,14 @@ def _training(model: GPRegressor, found: Any) -> str:
     report = model.fit_report_
     figures = []
     if model.history_:
-        first, second = charts.training(model.history_)
-        figures.append(
-            _figure(
-                "The bound during training",
-                first,
-                "In standardised units of the target; first steps far below are cut off.",
-            )
-        )
+        stages = climbs(model)
+        words = "In standardised units of the target; first steps far below are cut off."
+        if len(stages) > 1:
+            sizes = sorted({stage.rows for stage in stages})
+            shown = _joined([f"{size:,}" for size in sizes])
+            words = f"One line per stage: searches first, then the best of them; {shown} rows. {words}"
+        figures.append(_figure("The bound during training", charts.training(stages), words))
+        second = charts.solves(model.history_)
         if second is not None:
             figures.append(_figure("Conjugate gradients", second, "Steps at each accepted step."))
     words = "The log marginal likelihood lies in this interval: proven, up to rounding."
@@ -162,8 +162,9 @@ def _training(model: GPRegressor, found: Any) -> str:
     figures.append(_figure("Evidence", charts.evidence(found, report.bound), words))
     lines = "<br>".join(escape(line) for line in str(report).splitlines())
     noise = float(model.gp_.noise) ** 0.5 * model.y_scale_
+    kernel, units = shown_kernel(model)
     rows = {
-        "kernel, standardised units": f"<code>{escape(repr(model.gp_.kernel))}</code>",
+        f"kernel, {units}": f"<code>{escape(kernel)}</code>",
         "noise, standard deviation": number(noise),
         "inducing points": "none" if model._Z is None else str(len(model._Z)),
     }
@@ -171,6 +172,10 @@ def _training(model: GPRegressor, found: Any) -> str:
     return _section(
         "How was it fitted?", lines, figures, f'<div class="wide"><table>{table}</table></div>'
     )
+
+
+def _joined(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _how_to(model: GPRegressor, model_file: str) -> str:

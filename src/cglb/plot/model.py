@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cglb.bounds.certificate import Evidence
+from cglb.diagnostics import Climb, climbs
 from cglb.plot.base import BLUE, GREY, Display
 from cglb.regressor import GPRegressor
 
@@ -14,39 +15,34 @@ __all__ = ["EvidenceDisplay", "RelevanceDisplay", "TrainingDisplay"]
 
 @dataclass
 class TrainingDisplay(Display):
-    """The bound over the steps of training, in standardised units, and the steps of CG.
+    """The bound over the steps of training, one line per stage, and the steps of CG.
 
     Attributes:
-        steps: numbers of the steps.
-        bounds: the bound at each, in nats.
-        cg_steps: steps of CG at each; None without CG.
+        stages: the bound per row in each stage, in standardised units.
+        cg_steps: steps of CG at each step; None without CG.
     """
 
-    steps: list[int]
-    bounds: list[float]
+    stages: list[Climb]
     cg_steps: list[int | None]
 
     @classmethod
     def from_estimator(cls, model: GPRegressor, *, ax: Any = None) -> TrainingDisplay:
         """Draw the training of a fitted model."""
-        rows = model.history_
-        return cls(
-            [row["step"] for row in rows],
-            [row["bound"] for row in rows],
-            [row["cg_steps"] for row in rows],
-        ).plot(ax)
+        return cls(climbs(model), [row["cg_steps"] for row in model.history_]).plot(ax)
 
     def plot(self, ax: Any = None) -> TrainingDisplay:
         """Draw on the axes, or on new ones; steps of CG on a second scale."""
-        axes = self._axes(ax, xlabel="step", ylabel="bound [nats]")
+        axes = self._axes(ax, xlabel="step", ylabel="bound per row [nats]")
         if any(steps is not None for steps in self.cg_steps):
             second = axes.twinx()
-            second.bar(self.steps, [steps or 0 for steps in self.cg_steps], color=GREY, alpha=0.35)
+            numbers = range(1, len(self.cg_steps) + 1)
+            second.bar(numbers, [steps or 0 for steps in self.cg_steps], color=GREY, alpha=0.35)
             second.set_ylabel("steps of CG")
             second.spines[["top"]].set_visible(False)
             axes.set_zorder(second.get_zorder() + 1)  # the line in front of the bars
             axes.patch.set_visible(False)
-        axes.plot(self.steps, self.bounds, color=BLUE)
+        for stage in self.stages:
+            axes.plot(stage.steps, stage.bounds, color=BLUE, marker="o", markevery=[-1], ms=4)
         return self
 
 

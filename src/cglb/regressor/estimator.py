@@ -33,7 +33,7 @@ from cglb.methods import Conditioned, Method
 from cglb.methods.stages import GIVEN, STARTS
 from cglb.model import GP
 from cglb.regressor import file
-from cglb.regressor.fitted import system_of
+from cglb.regressor.fitted import names_of, system_of
 from cglb.regressor.predictions import Predictions
 from cglb.regressor.report import FitReport
 from cglb.training.free import DEFAULT_FLOOR, Parameters
@@ -163,7 +163,7 @@ class GPRegressor(RegressorMixin, Predictions):
         probe = copy.copy(self)  # takes the names and the number of columns
         X, y = take_training(probe, X, y, reset=True)
         n, d = X.shape
-        odd = remarks(X, y, _names(probe, d))
+        odd = remarks(X, y, names_of(probe, d))
         X_shift, X_scale = feature_scale(X)
         y_shift, y_scale = (float(a[0]) for a in feature_scale(y[:, None]))
         X, y = (X - X_shift) / X_scale, (y - y_shift) / y_scale
@@ -305,13 +305,6 @@ class GPRegressor(RegressorMixin, Predictions):
         estimator, fitted = file.load(cls, path)
         estimator._set_fitted(**fitted)
         return estimator
-
-
-def _names(estimator: GPRegressor, d: int) -> list[str]:
-    """The names of the d inputs that training sees."""
-    if estimator.encoding_ is not None:
-        return estimator.encoding_.features
-    return [str(name) for name in getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(d)])]
 
 
 def _solution(found: Conditioned) -> np.ndarray | None:

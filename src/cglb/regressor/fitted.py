@@ -27,7 +27,7 @@ from cglb.posteriors.variance import Local
 from cglb.regressor.report import FitReport
 from cglb.training.history import HistoryRow
 
-__all__ = ["Fitted", "system_of"]
+__all__ = ["Fitted", "names_of", "system_of"]
 
 CERTIFICATE_GB = 4.0
 # arguments that decide what a fit finds; the others say how it is computed
@@ -206,8 +206,14 @@ class Fitted(BaseEstimator):
         if self.encoding_ is not None:  # a text counts as much as the strongest of its columns
             pairs = zip(self.encoding_.columns, self.encoding_.groups, strict=True)
             return {name: float(values[group].max(initial=0.0)) for name, group in pairs}
-        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self._X.shape[1])])
-        return dict(zip(map(str, names), values.tolist(), strict=True))
+        return dict(zip(names_of(self, len(values)), values.tolist(), strict=True))
+
+
+def names_of(estimator: Any, d: int) -> list[str]:
+    """The names of the d inputs that training sees."""
+    if estimator.encoding_ is not None:
+        return estimator.encoding_.features
+    return [str(name) for name in getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(d)])]
 
 
 def system_of(method: Method, gp: GP, X: jax.Array, Z: np.ndarray | None) -> System:

@@ -38,9 +38,8 @@ class Predictions(Fitted):
                 the mean, and otherwise the posterior's own. "sgpr" is the cheapest and may err on
                 either side (for method="iterative" it is LOVE's and never below the exact one). "local"
                 conditions on the nearest rows and the inducing points and is never below the exact one.
-                "cg" is the
-                upper end of `variance_bracket`: never below the exact one and, if CG reaches its
-                tolerance, at most 1 % above it. Ignored for method="exact", whose variance is exact.
+                "cg" is the upper end of `variance_bracket`: never below the exact one and, if CG reaches
+                its tolerance, at most 1 % above it. Ignored for method="exact", whose variance is exact.
         """
         return self._predict(X, return_std, return_cov, variance, noise=True)
 
@@ -68,8 +67,8 @@ class Predictions(Fitted):
                 (`predict_f`, variance="sgpr").
 
         Returns:
-            One gradient per row, [rows, columns]: 0 for a column that was constant in training, NaN for
-            text, which has no derivative.
+            One gradient per row, [rows, columns]. It is 0 for a column that was constant in training,
+            and NaN for text, which has no derivative.
         """
         check_is_fitted(self, "gp_")
         X_star = self._standardise(take_new(self, X))

@@ -34,7 +34,7 @@ class HistoryRow(TypedDict):
         cg_steps: CG's steps at this point; None without CG, as are the next three.
         cg_steps_by_evaluation: CG's steps at every evaluation since the row before.
         cg_stop: why CG stopped.
-        slack: certified nats that CG left on the table; None for an estimate.
+        slack: certified nats that stopping CG costs; None for an estimate.
         jitter: relative jitter that Kuu needed.
         evaluations: of the value and its gradient so far.
         products: with K̂ so far.

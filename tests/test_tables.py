@@ -140,6 +140,12 @@ def test_rows_with_missing_entries_can_be_dropped():
     np.testing.assert_array_equal(model.predict(rows), whole.predict(rows))
 
 
+@pytest.mark.parametrize("library", ["pandas", "polars", "arrow", "dict"])
+def test_rows_with_a_missing_target_can_be_dropped(library):
+    model = make(drop_missing=True).fit(LIBRARIES[library](RAW), [np.nan, *Y[1:]])
+    assert model.fit_report_.rows == N - 1
+
+
 def test_missing_entries_can_be_filled_in_training_and_in_predictions():
     model = make(impute=True).fit(pd.DataFrame(GAPPY), Y)
     often = max(sorted(set(COLOUR[:-2])), key=list(COLOUR[:-2]).count)

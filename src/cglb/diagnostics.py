@@ -137,7 +137,7 @@ class Climb:
         method: what it maximises.
     """
 
-    steps: np.ndarray
+    steps: Float[np.ndarray, " k"]
     bounds: Float[np.ndarray, " k"]
     rows: int
     method: str
@@ -150,7 +150,8 @@ def climbs(model: GPRegressor) -> list[Climb]:
         steps = list(stage)
         rows = steps[0]["rows"]
         bounds = np.array([row["bound"] for row in steps]) / rows
-        found.append(Climb(np.array([row["step"] for row in steps]), bounds, rows, steps[0]["method"]))
+        numbers = np.array([float(row["step"]) for row in steps])
+        found.append(Climb(numbers, bounds, rows, steps[0]["method"]))
     return found
 
 

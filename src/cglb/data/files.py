@@ -197,7 +197,7 @@ class ParquetReader(Reader):
                 name: batch.column(batch.schema.get_field_index(name)) for name in batch.schema.names
             }
             table = Table(tuple(Column.of(name, fields[name], kind) for name, kind in kinds.items()))
-            yield table, {name: _texts(fields[name]) for name in kept}
+            yield table, {name: _texts(name, fields[name]) for name in kept}
 
     def table(self, names: list[str]) -> Table:
         try:
@@ -254,9 +254,14 @@ def _peek(file: Any, count: int) -> bytes:
         raise TableError(f"{getattr(file, 'name', 'The file')} cannot be read: {error}.") from None
 
 
-def _texts(values: Any) -> list[str | None]:
+def _texts(name: str, values: Any) -> list[str | None]:
     """The entries of an Arrow column as a CSV file would have them."""
-    return [None if value is None else str(value) for value in values.to_pylist()]
+    import pyarrow as pa
+
+    try:
+        return values.cast(pa.string()).to_pylist()
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise TableError(f"Column {name!r} ({values.type}) cannot be copied as text.") from error
 
 
 def _is_number(text: str) -> bool:

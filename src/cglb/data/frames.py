@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from cglb.data.table import Table
+
 __all__ = ["check_target", "feature_scale", "missing_message"]
 
 
@@ -54,6 +56,10 @@ def _numbers(table: Any) -> np.ndarray:
 def _rows(X: Any, keep: np.ndarray) -> Any:
     if hasattr(X, "iloc"):  # pandas
         return X.iloc[keep]
+    if isinstance(X, Table) or type(X) is dict:
+        return (X if isinstance(X, Table) else Table.of(X)).rows(keep)
+    if hasattr(X, "take") and hasattr(X, "column_names"):  # Arrow
+        return X.take(keep)
     return X[keep] if hasattr(X, "shape") else np.asarray(X)[keep]
 
 

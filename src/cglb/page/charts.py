@@ -97,7 +97,7 @@ def depends(found: Dependence, target: str) -> str:
 
 def training(stages: list[Climb]) -> str:
     """The bound over the steps of each stage, per row."""
-    steps = np.concatenate([stage.steps for stage in stages]).astype(float)
+    steps = np.concatenate([stage.steps for stage in stages])
     bounds = np.concatenate([stage.bounds for stage in stages])
     # the first steps may be far below: they would flatten the rest
     middle, high = float(np.median(bounds)), float(bounds.max())

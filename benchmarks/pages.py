@@ -402,34 +402,6 @@ def _run(run: Any) -> list[str]:
     return [name, *(number(value, 0) for value in estimates), *cells]
 
 
-# ---- tables in files ----
-
-
-def tables(results: Results) -> Values:
-    found, fuzz = results["predict"], results["fuzz"]
-    rows = [
-        [
-            f"{run['rows']:,}",
-            number(run["megabytes"]),
-            number(run["seconds"]),
-            number(run["rows_per_second"], 0),
-            number(run["peak_gb"], 2),
-        ]
-        for run in found["runs"]
-    ]
-    outcomes = [[name.replace(":", ","), f"{count:,}"] for name, count in sorted(fuzz["counts"].items())]
-    return {
-        "columns": str(found["settings"]["columns"]),
-        "train": f"{found['settings']['train']:,}",
-        "predictions": table(
-            ["rows", "file, MB", "seconds", "rows per second", "peak memory, GB"], rows, left=0
-        ),
-        "predict_machine": machine(found),
-        "tables": str(fuzz["settings"]["tables"]),
-        "fuzz": table(["outcome", "tables"], outcomes),
-    }
-
-
 # ---- all pages ----
 
 CONTENT: dict[str, Callable[[Results], Values]] = {
@@ -438,7 +410,6 @@ CONTENT: dict[str, Callable[[Results], Values]] = {
     "speed.md": speed,
     "paper.md": paper,
     "iterative.md": iterative,
-    "tables.md": tables,
 }
 
 

@@ -9,7 +9,6 @@ these.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,13 +42,13 @@ def kernel_to_json(kernel: Kernel) -> dict[str, Any]:
 
 
 def kernel_from_json(document: Mapping[str, Any]) -> Kernel:
-    """The inverse of `kernel_to_json`. If a class is not known yet, its module is imported.
+    """The inverse of `kernel_to_json`, for classes that have been defined; nothing is imported.
 
     Raises:
-        StoreError: if the class cannot be found, or has other fields than the one that was saved.
+        StoreError: if the class is not known, or has other fields than the one that was saved.
     """
     module, name = document["module"], document["kernel"]
-    kind = find_origin(module, name) or _import(module, name)
+    kind = _known(module, name)
     known = {field.name for field in dataclasses.fields(kind)}
     if known != document["fields"].keys():
         raise StoreError(
@@ -66,18 +65,16 @@ def kernel_from_json(document: Mapping[str, Any]) -> Kernel:
     return kernel
 
 
-def _import(module: str, name: str) -> type[Kernel]:
-    """The class after an import of its module."""
-    reason = "it has no such kernel"
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        reason = str(error)
-    kind = find_origin(module, name)
+def _known(module: Any, name: Any) -> type[Kernel]:
+    """The class, if it has been defined in this process.
+
+    A file never decides what is imported: to import a module is to run its code.
+    """
+    kind = find_origin(module, name) if isinstance(module, str) and isinstance(name, str) else None
     if kind is None:
         raise StoreError(
-            f"The file has a kernel {name!r} of the module {module!r}, which is not known here "
-            f"({reason}). Import the module that defines it before loading; if a script or a notebook "
+            f"The file has a kernel {name!r} of the module {module!r}, which is not known here. Import "
+            "the module that defines it before loading, if you trust it; if a script or a notebook "
             "defined it, define it there again."
         )
     return kind

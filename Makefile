@@ -27,8 +27,8 @@ explore: $(READY)  ## the property tests with new random seeds and 300 examples 
 
 SOAK_SECONDS ?= 3600
 
-soak: $(READY)  ## random problems against 50 digits for SOAK_SECONDS; stops at the first violation
-	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
+soak: $(READY)  ## kills, broken files, and random problems against 113 bits until SOAK_SECONDS are over
+	$(BIN)/python benchmarks/soak --problems 1000000 --seconds $(SOAK_SECONDS) --json soak.json
 
 fuzz: $(READY)  ## 5,000 broken and odd tables through the command line; prints the counts
 	$(BIN)/python tests/fuzz_tables.py --tables 5000

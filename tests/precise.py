@@ -12,7 +12,7 @@ from decimal import Decimal, getcontext
 import numpy as np
 
 import cglb
-from cglb.kernels import Kernel
+from cglb.kernels import Kernel, Product, Sum
 
 getcontext().prec = 50
 TWO_PI = 2 * Decimal("3.14159265358979323846264338327950288419716939937510582097494")
@@ -34,7 +34,10 @@ def _profile(kernel: Kernel, r2: Decimal) -> Decimal:
 
 
 def covariances(kernel: Kernel, X1: np.ndarray, X2: np.ndarray) -> np.ndarray:
-    """K(X1, X2) for RBF, Matérn and Linear."""
+    """K(X1, X2) for RBF, Matérn and Linear, and their sums and products."""
+    if isinstance(kernel, Sum | Product):
+        left, right = covariances(kernel.left, X1, X2), covariances(kernel.right, X1, X2)
+        return left + right if isinstance(kernel, Sum) else left * right
     A, B = exactly(X1), exactly(X2)
     if isinstance(kernel, cglb.Linear):
         return (A * exactly(np.broadcast_to(kernel.variance, X1.shape[1]))) @ B.T

@@ -92,3 +92,34 @@ def test_the_likely_interval_is_inside_the_certain_one_and_says_how_it_was_found
 def test_a_confidence_is_a_probability(confidence):
     with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
         cglb.certify(GP, X, Y, Z, confidence=confidence)
+
+
+def test_a_comparison_with_a_confidence_decides_what_one_level_leaves_open():
+    x, y, _ = problems.data(n=200, m=10)
+    near = {"a": GP, "b": cglb.GP(GP.kernel, 0.0101), "far": cglb.GP(GP.kernel, 1e4)}
+    exact = {name: float(bounds.exact(gp, x, y).value) for name, gp in near.items()}
+    found = cglb.compare({**near, "twin": GP}, x, y, confidence=0.99)
+    models = {model.name: model for model in found.ranking}
+    assert models["far"].evidence.likely is None  # proven worse, so no probes were spent on it
+    assert {"far"} <= set(models["a"].beats)
+    for name in ("a", "b"):
+        low, high = models[name].evidence.likely
+        assert models[name].evidence.lower <= low <= exact[name] <= high <= models[name].evidence.upper
+    assert "twin" not in models["a"].likely_beats
+    assert "a" not in models["twin"].likely_beats
+    with pytest.raises(ValueError, match="confidence must be"):
+        cglb.compare(near, x, y, confidence=1.0)
+
+
+def test_likely_rankings_are_right_where_certain_intervals_overlap(monkeypatch):
+    """One certain level of few inducing points leaves these two open; probes decide."""
+    monkeypatch.setattr(cglb.bounds.certificate, "FIRST_INDUCING", 10)
+    x, y, _ = problems.data(n=200, m=10)
+    models = {"better": GP, "worse": cglb.GP(cglb.Matern32([0.6, 1.0]), 0.02)}
+    exact = {name: float(bounds.exact(gp, x, y).value) for name, gp in models.items()}
+    found = cglb.compare(models, x, y, confidence=0.95)
+    first, second = found.ranking
+    assert exact[first.name] > exact[second.name]
+    assert first.likely_beats == (second.name,)
+    if not first.beats:
+        assert "with 95% confidence" in str(found)

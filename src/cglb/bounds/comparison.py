@@ -1,7 +1,8 @@
 """Model comparison with proof: rank models by intervals that contain their evidence.
 
 If two intervals do not overlap, the ranking of the two models is proven, not estimated. Only intervals
-that overlap with another are refined.
+that overlap with another are refined. With a confidence, those that overlap are narrowed by random
+probes instead, and rankings that these decide are likely, not proven.
 """
 
 from __future__ import annotations
@@ -9,18 +10,28 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cglb.bounds.certificate import Certificate, Evidence, check_seconds, first_points
+from cglb.bounds.certificate import (
+    Certificate,
+    Evidence,
+    check_confidence,
+    check_seconds,
+    first_points,
+)
 from cglb.core.precision import float64
 from cglb.linalg.system import Solver, System
 from cglb.model import GP
 
 __all__ = ["Comparison", "Ranked", "compare"]
+
+# a certificate per model, and what its units add to log p(y)
+Found = dict[str, tuple[Certificate, float]]
 
 
 @dataclass(frozen=True)
@@ -31,16 +42,18 @@ class Ranked:
         name: of the model.
         evidence: an interval that contains its log p(y).
         beats: the names of the models that are provably worse.
+        likely_beats: those that are worse with the confidence that was asked for, proven or not.
     """
 
     name: str
     evidence: Evidence
     beats: tuple[str, ...]
+    likely_beats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Models from best to worst, by the middle of their intervals.
+    """Models from best to worst, by the middle of their intervals, likely ones first.
 
     Attributes:
         ranking: the models, best first.
@@ -68,9 +81,12 @@ class Comparison:
             below = self.ranking[place + 1 :]
             verdict = ""
             if below:
-                certain = below[0].name in model.beats
-                verdict = "proven better than the next" if certain else "not proven against the next"
-            low, high = model.evidence.lower, model.evidence.upper
+                verdict = "not proven against the next"
+                if below[0].name in model.likely_beats:
+                    verdict = f"better than the next with {model.evidence.confidence:.0%} confidence"
+                if below[0].name in model.beats:
+                    verdict = "proven better than the next"
+            low, high = _narrowest(model.evidence)
             lines.append(f"{place + 1}. {model.name:{width}s}  [{low:.2f}, {high:.2f}]  {verdict}")
         return "\n".join(line.rstrip() for line in [*lines, self.message])
 
@@ -80,6 +96,7 @@ def compare(
     X: Any,
     y: Any,
     *,
+    confidence: float | None = None,
     max_seconds: float | None = None,
     memory_gb: float = 4.0,
 ) -> Comparison:
@@ -90,12 +107,15 @@ def compare(
             Their hyperparameters are not changed.
         X: inputs; a table as a `GPRegressor` takes it, or an array.
         y: targets.
+        confidence: decide what one level of certain intervals leaves open by random probes. All
+            intervals together then hold with this probability.
         max_seconds: the time budget for refinement; without it, refinement continues until all rankings
             are proven or more memory would be needed.
         memory_gb: the memory budget.
 
     Raises:
-        ValueError: if there are fewer than two models, or one of them is not a model.
+        ValueError: if there are fewer than two models, one of them is not a model, or the confidence
+            is not between 0 and 1.
     """
     named = dict(models) if isinstance(models, Mapping) else _names(models)
     if len(named) < 2:
@@ -104,30 +124,41 @@ def compare(
     if y.shape != (len(X),):
         raise ValueError(f"y must have one number per row of X ({len(X)}), found shape {y.shape}.")
     check_seconds(max_seconds)
+    if confidence is not None:
+        check_confidence(confidence)
     started = time.perf_counter()
     with float64():
         found = {name: _certificate(name, model, X, y, memory_gb) for name, model in named.items()}
         for certificate, _ in found.values():
             certificate.refine()
-        message = _decide(found, started, max_seconds)
+        likely: dict[str, tuple[float, float]] = {}
+        if confidence is None:
+            message = _decide(found, started, max_seconds)
+        else:
+            message, likely = _estimate(found, confidence, started, max_seconds)
     evidence = {
         name: Evidence(
-            certificate.lower, certificate.upper, certificate.remarks.strip(), certificate.rounding
+            certificate.lower, certificate.upper, certificate.remarks.strip(), certificate.rounding,
+            likely.get(name), confidence if name in likely else None,
         ).shifted(offset)
         for name, (certificate, offset) in found.items()
-    }
-    order = sorted(evidence, key=lambda name: -(evidence[name].lower + evidence[name].upper))
-    return Comparison(
-        tuple(
-            Ranked(
-                name,
-                evidence[name],
-                tuple(other for other in order if evidence[name].lower > evidence[other].upper),
-            )
-            for name in order
-        ),
-        message,
-    )
+    }  # fmt: skip
+    return _ranked(evidence, message, confidence)
+
+
+def _ranked(evidence: dict[str, Evidence], message: str, confidence: float | None) -> Comparison:
+    narrow = {name: _narrowest(one) for name, one in evidence.items()}
+    order = sorted(evidence, key=lambda name: -sum(narrow[name]))
+    ranking = []
+    for name in order:
+        beats = tuple(other for other in order if evidence[name].lower > evidence[other].upper)
+        likely = tuple(other for other in order if narrow[name][0] > narrow[other][1])
+        ranking.append(Ranked(name, evidence[name], beats, () if confidence is None else likely))
+    return Comparison(tuple(ranking), message)
+
+
+def _narrowest(evidence: Evidence) -> tuple[float, float]:
+    return (evidence.lower, evidence.upper) if evidence.likely is None else evidence.likely
 
 
 def _names(models: Sequence[Any]) -> dict[str, Any]:
@@ -164,17 +195,34 @@ def _certificate(
     return Certificate(system, jnp.asarray(targets), memory_gb=memory_gb), nats
 
 
-def _decide(
-    found: dict[str, tuple[Certificate, float]], started: float, max_seconds: float | None
-) -> str:
+def _open_pairs(found: Found) -> list[tuple[str, str]]:
+    """The pairs of models whose intervals overlap."""
+    ends = {name: (c.lower + shift, c.upper + shift) for name, (c, shift) in found.items()}
+    return [
+        (a, b) for a, b in combinations(ends, 2) if ends[a][0] <= ends[b][1] and ends[b][0] <= ends[a][1]
+    ]
+
+
+def _estimate(
+    found: Found, confidence: float, started: float, max_seconds: float | None
+) -> tuple[str, dict[str, tuple[float, float]]]:
+    """Likely intervals of the models in open pairs: the message, and the intervals by name."""
+    names = sorted({name for pair in _open_pairs(found) for name in pair})
+    each = 1.0 - (1.0 - confidence) / max(len(names), 1)  # the risks of all add up to that of the whole
+    likely = {}
+    for name in names:
+        certificate, _ = found[name]
+        left = None if max_seconds is None else max_seconds - (time.perf_counter() - started)
+        likely[name], _ = certificate.likely(each, max(1.0, certificate.rows / 1000.0), left)
+    if not likely:
+        return "All rankings are proven.", likely
+    return f"With {confidence:.0%} confidence all intervals contain the evidence of their model.", likely
+
+
+def _decide(found: Found, started: float, max_seconds: float | None) -> str:
     """Refine intervals that overlap with another, the widest first; the message says why it stopped."""
     while True:
-        open_pairs = [
-            (a, b)
-            for i, (a, shift_a) in enumerate(found.values())
-            for b, shift_b in list(found.values())[i + 1 :]
-            if a.lower + shift_a <= b.upper + shift_b and b.lower + shift_b <= a.upper + shift_a
-        ]
+        open_pairs = [(found[a][0], found[b][0]) for a, b in _open_pairs(found)]
         if not open_pairs:
             return "All rankings are proven."
         left = None if max_seconds is None else max_seconds - (time.perf_counter() - started)

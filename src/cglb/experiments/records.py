@@ -12,6 +12,7 @@ from cglb.io import tensorfile
 
 __all__ = ["read_json", "read_rows", "write_json", "write_rows"]
 
+NUMBERS = ("step", "seconds", "bound", "rows")  # in a row of the history, if it has them
 REMEDY = "Restore it, or delete the folder of this run to start it again."
 
 
@@ -23,11 +24,11 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The document, or None if there is no such file."""
     try:
-        text = path.read_text()
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
     try:
-        document = json.loads(text)
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} is damaged: it is not JSON ({error}). {REMEDY}") from None
     if not isinstance(document, dict):
@@ -38,6 +39,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write one line per row, atomically."""
     tensorfile.replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_rows(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
@@ -57,7 +62,7 @@ def read_rows(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if not isinstance(row, dict):
+        if not isinstance(row, dict) or not all(_is_number(row.get(name, 0)) for name in NUMBERS):
             place = f"line {number}" if not start else f"line {number} of the last {last_bytes} bytes"
             raise StoreError(f"{path} is damaged: {place} is not a row of JSON. {REMEDY}")
         rows.append(row)

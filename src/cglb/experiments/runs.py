@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cglb.core.errors import StoreError
-from cglb.experiments.records import read_json, read_rows, write_json, write_rows
+from cglb.experiments.records import REMEDY, read_json, read_rows, write_json, write_rows
 from cglb.experiments.spec import Budget, Spec
 from cglb.io import tensorfile
 from cglb.optimisers.base import Ending
@@ -221,8 +221,8 @@ def look(run: Run) -> State:
     """
     try:
         return _look(run)
-    except (StoreError, KeyError, TypeError) as error:
-        note = str(error) if isinstance(error, StoreError) else f"{run.folder}: no {error} in its rows"
+    except (StoreError, LookupError, TypeError, ValueError, AttributeError) as error:
+        note = str(error) if isinstance(error, StoreError) else f"{run.folder} is damaged ({error!r})."
         return State(run, "damaged", 0, Budget().max_steps, None, 0.0, None, note)
 
 
@@ -260,9 +260,11 @@ def find(root: Path) -> list[Run]:
             if document is None:
                 continue
             run = Run(root, Spec.from_json(document["spec"]))
+            if run.folder != path.parent:
+                raise StoreError(f"{path} is damaged: it is the spec of {run.spec.name}. {REMEDY}")
             for read in (run.metrics, run.history, run.scores):
                 read()
-        except (StoreError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             warnings.warn(f"Left out: {path.parent.name}. {error}", stacklevel=2)
         else:
             found.append(run)

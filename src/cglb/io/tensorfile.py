@@ -24,7 +24,8 @@ from cglb.core.errors import StoreError
 __all__ = ["check_regular", "read", "replace_file", "write"]
 
 FORMAT = "cglb"
-MOST_TEXT = 1 << 28  # characters of a document; a history of 100,000 steps has fewer
+# characters of a document: a history of 50,000 steps has fewer, and parsed it takes less than 1 GB
+MOST_TEXT = 1 << 25
 
 
 def write(
@@ -46,6 +47,8 @@ def write(
     path = Path(path)
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps(document)
+    if len(text) > MOST_TEXT:
+        raise StoreError(f"{path} would have {len(text)} characters of JSON, more than {MOST_TEXT}.")
     header = {
         "format": FORMAT,
         "kind": kind,

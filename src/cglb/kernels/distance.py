@@ -6,12 +6,17 @@ the origin is far away. So this form is used only where its error cannot change 
 more than `LIMIT` times the error of the best one. Elsewhere the tile is made again from differences of
 the inputs, r² = Σⱼ ((xⱼ − x'ⱼ)/scaleⱼ)²: a rounding of a few units in the last place of r², whatever the
 origin. The origin is near the data to make this rare; no result depends on it beyond rounding.
+
+Whether a tile has to be made again is decided after the entries of the kernel are there, so that these
+come from one pass over the matrix product, as if nothing were checked. Where all rows are near the
+origin the norms of the rows decide, and no entry is looked at.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +25,7 @@ from jaxtyping import Array, Float
 
 from cglb.core.parameters import Numbers
 
-__all__ = ["Rows", "distance_between", "entry_rounding", "far_apart", "middle", "squared_distance"]
+__all__ = ["Rows", "entry_rounding", "far_apart", "from_distance", "middle", "squared_distance"]
 
 # columns up to which differences cost no more than a matrix product
 DIRECT = 4
@@ -61,15 +66,20 @@ def _median(rows: Array) -> Array:
     return jnp.maximum(jnp.minimum(a, b), jnp.minimum(jnp.maximum(a, b), c))
 
 
-def distance_between(
-    F1: Rows, F2: Rows, scale: Numbers | float, rough: bool = True
-) -> Float[Array, "n1 n2"]:
-    """r² between all rows, never negative; rows that coincide have 0.
+def from_distance(
+    function: Callable[[Float[Array, "n1 n2"]], Any],
+    F1: Rows,
+    F2: Rows,
+    scale: Numbers | float,
+    rough: bool = True,
+) -> Any:
+    """function(r²) for r² between all rows, never negative; rows that coincide have 0.
 
     n1·n2·d flops times two, or times three and at half the speed where differences are needed.
     Differentiable through the scaled inputs and their norms.
 
     Args:
+        function: of r²; entries of the kernel, or anything else.
         F1: the first rows.
         F2: the second rows, around the same origin.
         scale: the unit of the scaled inputs, one number or [1, d].
@@ -80,8 +90,34 @@ def distance_between(
     # a loop of one step would be inlined, and made again for every entry of a product with the tile
     missing = max(0, 2 - d)
     inverse = jnp.broadcast_to(1.0 / jnp.asarray(scale, dtype=F1.raw.dtype), (1, d))[0]
-    inverse = jnp.pad(inverse, (0, missing))
-    return _distance(rough, F1, F2, lax.stop_gradient(inverse))
+    inverse = lax.stop_gradient(jnp.pad(inverse, (0, missing)))
+    if d <= DIRECT:
+        return function(_distance(False, F1, F2, inverse))
+    r2 = _distance(True, F1, F2, inverse)
+    return lax.cond(
+        _precise(rough, F1, F2, lax.stop_gradient(r2)),
+        lambda known: known,
+        lambda known: function(_distance(False, F1, F2, inverse)),
+        function(r2),
+    )
+
+
+def _precise(rough: bool, F1: Rows, F2: Rows, r2: Array) -> Array:
+    """Whether r² by a matrix product is precise enough for every entry of the tile."""
+
+    def checked() -> Array:
+        norms = F1.norms[:, None] + F2.norms[None, :]
+        precise = LIMIT * r2 >= norms  # false where norms are not finite
+        if rough:  # an error of `norms` in r² is one of norms/(2r) in r
+            precise = precise | (9.0 * LIMIT**2 * r2 >= norms * norms)
+        else:
+            precise = precise | (norms <= LIMIT)
+        return jnp.all(jnp.all(precise, axis=0))  # whole rows at a time: far quicker than all at once
+
+    if rough:
+        return checked()
+    near = jnp.max(F1.norms) + jnp.max(F2.norms) <= LIMIT  # almost every tile of standardised inputs
+    return lax.cond(near, lambda: jnp.asarray(True), checked)
 
 
 def far_apart(r2: Float[Array, "n1 n2"], F1: Rows, F2: Rows) -> Array:
@@ -94,32 +130,20 @@ def far_apart(r2: Float[Array, "n1 n2"], F1: Rows, F2: Rows) -> Array:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _distance(rough: bool, F1: Rows, F2: Rows, inverse: Array) -> Array:
-    if F1.raw.shape[1] <= DIRECT:
+def _distance(product: bool, F1: Rows, F2: Rows, inverse: Array) -> Array:
+    """r², by a matrix product or from differences."""
+    if not product:
         return _differences(F1.raw, F2.raw, inverse)
     norms = F1.norms[:, None] + F2.norms[None, :]
-    r2 = jnp.maximum(norms - 2.0 * (F1.scaled @ F2.scaled.T), 0.0)
-
-    def checked(r2: Array) -> Array:
-        precise = LIMIT * r2 >= norms  # false where norms are not finite
-        if rough:  # an error of `norms` in r² is one of norms/(2r) in r
-            precise = precise | (9.0 * LIMIT**2 * r2 >= norms * norms)
-        else:
-            precise = precise | (norms <= LIMIT)
-        return lax.cond(jnp.all(precise), lambda: r2, lambda: _differences(F1.raw, F2.raw, inverse))
-
-    if rough:
-        return checked(r2)
-    near = jnp.max(F1.norms) + jnp.max(F2.norms) <= LIMIT  # almost every tile of standardised inputs
-    return lax.cond(near, lambda r2: r2, checked, r2)
+    return jnp.maximum(norms - 2.0 * (F1.scaled @ F2.scaled.T), 0.0)
 
 
 @_distance.defjvp
-def _distance_jvp(rough: bool, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+def _distance_jvp(product: bool, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     """d r² = d|s|² + d|s'|² − 2(dsᵀs' + sᵀds'), through the scaled inputs alone."""
     F1, F2, _ = primals
     dF1, dF2, _ = tangents
-    r2 = _distance(rough, *primals)
+    r2 = _distance(product, *primals)
     cross = dF1.scaled @ F2.scaled.T + F1.scaled @ dF2.scaled.T
     change = dF1.norms[:, None] + dF2.norms[None, :] - 2.0 * cross
     return r2, jnp.where(far_apart(r2, F1, F2), change, 0.0)
@@ -151,4 +175,5 @@ def entry_rounding(d: int) -> float:
 def squared_distance(X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
     """r² between all rows of X1 and X2, up to a rounding that changes no choice of neighbours."""
     origin = middle(X2)
-    return distance_between(Rows.of(X1, origin, 1.0), Rows.of(X2, origin, 1.0), 1.0, rough=False)
+    F1, F2 = Rows.of(X1, origin, 1.0), Rows.of(X2, origin, 1.0)
+    return from_distance(lambda r2: r2, F1, F2, 1.0, rough=False)

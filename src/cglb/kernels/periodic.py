@@ -18,7 +18,7 @@ from cglb.core.parameters import (
 )
 from cglb.core.precision import Number
 from cglb.kernels.base import Features, Kernel, replace_fields
-from cglb.kernels.distance import Rows, distance_between, entry_rounding
+from cglb.kernels.distance import Rows, entry_rounding, from_distance
 
 __all__ = ["Periodic"]
 
@@ -52,7 +52,7 @@ class Periodic(Kernel):
         return Rows.of(circle, jnp.zeros_like(circle[:1]), 1.0)
 
     def between(self, F1: Features, F2: Features) -> Float[Array, "n1 n2"]:
-        return jnp.exp(-0.5 * distance_between(F1, F2, 1.0, rough=False)) * self.variance
+        return from_distance(lambda r2: jnp.exp(-0.5 * r2) * self.variance, F1, F2, 1.0, rough=False)
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return jnp.full(X.shape[:1], self.variance, dtype=X.dtype)

@@ -25,7 +25,7 @@ from cglb.core.parameters import (
 )
 from cglb.core.precision import Number
 from cglb.kernels.base import Features, Kernel, replace_fields
-from cglb.kernels.distance import Rows, distance_between, far_apart
+from cglb.kernels.distance import Rows, far_apart, from_distance
 
 __all__ = ["RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", "Stationary"]
 
@@ -59,10 +59,8 @@ class Stationary(Kernel):
         return Rows.of(X, origin, as_row(self.lengthscale))
 
     def between(self, F1: Features, F2: Features) -> Float[Array, "n1 n2"]:
-        return self.profile(self._distance(F1, F2)) * self.variance
-
-    def _distance(self, F1: Rows, F2: Rows) -> Float[Array, "n1 n2"]:
-        return distance_between(F1, F2, as_row(self.lengthscale), self.rough)
+        entries = lambda r2: self.profile(r2) * self.variance  # noqa: E731
+        return from_distance(entries, F1, F2, as_row(self.lengthscale), self.rough)
 
     def pull_between(
         self, F1: Features, F2: Features, W: Float[Array, "n1 n2"], inputs: bool
@@ -70,7 +68,7 @@ class Stationary(Kernel):
         # the lengthscales see only Σⱼ xⱼᵀ∂/∂xⱼ of the cross term −2xᵀx', to which both sides contribute
         # the same: one product in place of two, and it is the most expensive part of a tile
         X1, X2 = F1.scaled, F2.scaled
-        r2 = self._distance(F1, F2)
+        r2 = from_distance(lambda r2: r2, F1, F2, as_row(self.lengthscale), self.rough)
         _, pull = jax.vjp(lambda kernel, r2: kernel.profile(r2) * kernel.variance, self, r2)
         kernel_bar, R = pull(W)
         if self.rough:

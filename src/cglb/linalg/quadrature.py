@@ -11,6 +11,7 @@ node at a ≤ λ_min(M), is never above it, because the odd ones are positive. O
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import equinox as eqx
@@ -21,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from scipy.linalg import eigh_tridiagonal, solve_banded
 
 from cglb.compute.products import transposed_product
+from cglb.linalg.blocks import Blocks
 from cglb.linalg.krylov import dot
 from cglb.linalg.preconditioners import chain_preconditioner
 from cglb.linalg.system import System
@@ -83,14 +85,15 @@ class LogQuadrature:
     """Estimates log|K̂| of a system from random probes, a few at a time.
 
     Args:
-        system: with inducing points and blocks; its arrays are concrete.
+        system: with inducing points; its arrays are concrete.
         seed: of the probes.
+        blocks: of the chain; by default those of the system.
     """
 
-    def __init__(self, system: System, seed: int = 0):
+    def __init__(self, system: System, seed: int = 0, blocks: Blocks | None = None):
         self._system = system
         self._rng = np.random.default_rng(seed)
-        chain = chain_preconditioner(system.gp, system.X, system.nystrom, system.blocks)
+        chain = chain_preconditioner(system.gp, system.X, system.nystrom, blocks or system.blocks)
         noise = float(system.gp.noise)
         values, V = np.linalg.eigh(np.asarray(transposed_product(chain.B, chain.B)))
         values = np.maximum(values, 0.0)
@@ -113,6 +116,13 @@ class LogQuadrature:
         self._floor = noise / (system.n * trace)
         self.found = Probes(np.zeros(0), np.zeros(0))
         self.products = 0
+
+    def restarted(self, seed: int) -> LogQuadrature:
+        """The same matrix with other probes and none so far."""
+        other = copy.copy(self)
+        other._rng = np.random.default_rng(seed)
+        other.found, other.products = Probes(np.zeros(0), np.zeros(0)), 0
+        return other
 
     def more(self) -> None:
         """Add `PROBES` probes: at most `MOST_STEPS` products with K̂ of so many columns."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cglb.compute.parallel import cores
 from cglb.core.errors import StoreError
 from cglb.io import tensorfile
 
@@ -46,6 +48,14 @@ class Checkpoint:
                 f"{self.path} is the checkpoint of another fit: its data, start or settings differ. "
                 "Give another path, or delete it to start again."
             )
+        saved_on, here = document.pop("cores", None), len(cores())
+        if saved_on is not None and saved_on != here:
+            warnings.warn(
+                f"{self.path} was written on {saved_on} cores, and this process has {here}. The fit "
+                "resumes, but sums are split among the cores: its result will differ by rounding from "
+                "that of a fit that was not interrupted.",
+                stacklevel=2,
+            )
         return document, arrays
 
     def save_if_due(self, snapshot: Callable[[], Snapshot]) -> None:
@@ -54,9 +64,17 @@ class Checkpoint:
             self.save(snapshot)
 
     def save(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Save now."""
+        """Save now. Where that is impossible the last file stays, and training is worth more than it."""
         if self.path is None:
             return
         document, arrays = snapshot()
-        tensorfile.write(self.path, KIND, VERSION, {**document, "fingerprint": self.fingerprint}, arrays)
+        document = {**document, "fingerprint": self.fingerprint, "cores": len(cores())}
+        try:
+            tensorfile.write(self.path, KIND, VERSION, document, arrays)
+        except OSError as error:
+            warnings.warn(
+                f"{self.path} could not be written ({error.strerror}). Training goes on, and the last "
+                "checkpoint stays.",
+                stacklevel=2,
+            )
         self._saved_at = time.monotonic()

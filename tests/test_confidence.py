@@ -94,7 +94,8 @@ def test_a_confidence_is_a_probability(confidence):
         cglb.certify(GP, X, Y, Z, confidence=confidence)
 
 
-def test_a_comparison_with_a_confidence_decides_what_one_level_leaves_open():
+def test_a_comparison_with_a_confidence_decides_what_one_level_leaves_open(monkeypatch):
+    monkeypatch.setattr(cglb.bounds.certificate, "FIRST_INDUCING", 10)
     x, y, _ = problems.data(n=200, m=10)
     near = {"a": GP, "b": cglb.GP(GP.kernel, 0.0101), "far": cglb.GP(GP.kernel, 1e4)}
     exact = {name: float(bounds.exact(gp, x, y).value) for name, gp in near.items()}

@@ -15,7 +15,6 @@ import pytest
 import cglb
 from cglb.compute.backend import CPU, using
 from cglb.io import tensorfile
-from cglb.linalg.system import System
 from cglb.training import checkpoint
 
 X, Y, Z = problems.data()
@@ -126,8 +125,9 @@ def value(width):
     method = cglb.CGLB(logdet="amgm")
     with cglb.float64(), using(CPU(width=width, tile_rows=10)):
         gp, x, y, z = jax.tree.map(jnp.asarray, (GP, X, Y, Z))
-        found = method.evaluate(None, method.system(gp, x, z), y)
-        return found.value, np.asarray(System(gp, x, z).operator @ y)
+        system = method.system(gp, x, z)
+        found = method.evaluate(method.prepare(system), system, y)
+        return found.value, np.asarray(system.operator @ y)
 
 
 def test_the_number_of_cores_changes_no_more_than_the_last_digits():

@@ -281,6 +281,9 @@ def _at(document: Any, place: tuple) -> Any:
 
 
 def _is_number(value: Any) -> bool:
+    """A number, or an array of them as kernels are written."""
+    if isinstance(value, dict):
+        return "array" in value
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -234,11 +234,13 @@ def _product_part(
 
     def off_diagonal(out: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
         i, j = pair
-        K = kernel.between(_block(F1, i), _block(right.F, j))
-        out = out.at[i].add(K @ V[j])
-        if symmetric:
-            out = out.at[j].add(K.T @ V[i])
-        return out, None
+
+        def products(K: Array) -> tuple[Array, ...]:
+            return (K @ V[j], K.T @ V[i]) if symmetric else (K @ V[j],)
+
+        parts = kernel.through(_block(F1, i), _block(right.F, j), products)
+        out = out.at[i].add(parts[0])
+        return (out.at[j].add(parts[1]) if symmetric else out), None
 
     def diagonal(out: Array, i: Array) -> tuple[Array, None]:
         K = kernel.between(_block(F1, i), _block(F1, i))

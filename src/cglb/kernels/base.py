@@ -16,7 +16,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import equinox as eqx
@@ -72,6 +72,16 @@ class Kernel(eqx.Module):
     @abc.abstractmethod
     def between(self, F1: Features, F2: Features) -> Float[Array, "n1 n2"]:
         """Covariances between rows given by their features."""
+
+    def through(
+        self, F1: Features, F2: Features, function: Callable[[Float[Array, "n1 n2"]], Any]
+    ) -> Any:
+        """function(K) for the covariances K between rows, given their features.
+
+        As `between`, for kernels that may have to make K again: they then decide after K was used, which
+        costs less where the result is smaller than K.
+        """
+        return function(self.between(F1, F2))
 
     def pull_between(
         self, F1: Features, F2: Features, W: Float[Array, "n1 n2"], inputs: bool

@@ -7,9 +7,9 @@ more than `LIMIT` times the error of the best one. Elsewhere the tile is made ag
 the inputs, r² = Σⱼ ((xⱼ − x'ⱼ)/scaleⱼ)²: a rounding of a few units in the last place of r², whatever the
 origin. The origin is near the data to make this rare; no result depends on it beyond rounding.
 
-Whether a tile has to be made again is decided after the entries of the kernel are there, so that these
-come from one pass over the matrix product, as if nothing were checked. Where all rows are near the
-origin the norms of the rows decide, and no entry is looked at.
+Whether a tile has to be made again is decided when it has been used, so that entries come from one pass
+over the matrix product, as if nothing were checked. Where all rows are near the origin the norms of the
+rows decide, and no entry is looked at.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def from_distance(
     Differentiable through the scaled inputs and their norms.
 
     Args:
-        function: of r²; entries of the kernel, or anything else.
+        function: of r²; the smaller what it returns, the less a check costs.
         F1: the first rows.
         F2: the second rows, around the same origin.
         scale: the unit of the scaled inputs, one number or [1, d].
@@ -93,20 +93,23 @@ def from_distance(
     inverse = lax.stop_gradient(jnp.pad(inverse, (0, missing)))
     if d <= DIRECT:
         return function(_distance(False, F1, F2, inverse))
-    r2 = _distance(True, F1, F2, inverse)
     return lax.cond(
-        _precise(rough, F1, F2, lax.stop_gradient(r2)),
+        _precise(rough, F1, F2),
         lambda known: known,
         lambda known: function(_distance(False, F1, F2, inverse)),
-        function(r2),
+        function(_distance(True, F1, F2, inverse)),
     )
 
 
-def _precise(rough: bool, F1: Rows, F2: Rows, r2: Array) -> Array:
+def _precise(rough: bool, F1: Rows, F2: Rows) -> Array:
     """Whether r² by a matrix product is precise enough for every entry of the tile."""
+    F1, F2 = lax.stop_gradient((F1, F2))
+    # the product that `_distance` makes, which is compiled once; r² itself is not kept for the check
+    cross = F1.scaled @ F2.scaled.T
 
     def checked() -> Array:
         norms = F1.norms[:, None] + F2.norms[None, :]
+        r2 = norms - 2.0 * cross
         precise = LIMIT * r2 >= norms  # false where norms are not finite
         if rough:  # an error of `norms` in r² is one of norms/(2r) in r
             precise = precise | (9.0 * LIMIT**2 * r2 >= norms * norms)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -59,8 +59,20 @@ class Stationary(Kernel):
         return Rows.of(X, origin, as_row(self.lengthscale))
 
     def between(self, F1: Features, F2: Features) -> Float[Array, "n1 n2"]:
-        entries = lambda r2: self.profile(r2) * self.variance  # noqa: E731
-        return from_distance(entries, F1, F2, as_row(self.lengthscale), self.rough)
+        return self._through(F1, F2, lambda K: K)
+
+    def through(
+        self, F1: Features, F2: Features, function: Callable[[Float[Array, "n1 n2"]], Any]
+    ) -> Any:
+        if type(self).between is not Stationary.between:  # a subclass has entries of its own
+            return super().through(F1, F2, function)
+        return self._through(F1, F2, function)
+
+    def _through(self, F1: Rows, F2: Rows, function: Callable[[Float[Array, "n1 n2"]], Any]) -> Any:
+        def used(r2: Array) -> Any:
+            return function(self.profile(r2) * self.variance)
+
+        return from_distance(used, F1, F2, as_row(self.lengthscale), self.rough)
 
     def pull_between(
         self, F1: Features, F2: Features, W: Float[Array, "n1 n2"], inputs: bool

@@ -540,8 +540,6 @@ CONTENT: dict[str, Callable[[Results], Values]] = {
     "speed.md": speed,
     "paper.md": paper,
     "iterative.md": iterative,
-    "soak.md": soak,
-    "confidence.md": confidence,
 }
 
 

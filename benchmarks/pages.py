@@ -98,6 +98,22 @@ LOWER = ("nystrom", "spectral", "moments")
 PRECONDITIONERS = ("nystrom", "chain", "auto")
 
 
+def _tried(found: Any) -> Values:
+    """Lower bounds on log|K̂| on small dense problems, those of the package among them."""
+    sets, settings = found["results"], found["settings"]
+    names = next(iter(sets.values()))
+    return {
+        "tried_command": commands(
+            f"python benchmarks/lower.py --rows {settings['rows']} --inducing {settings['inducing']}"
+        ),
+        "tried_rows": number(settings["rows"], 0),
+        "tried_points": str(settings["inducing"]),
+        "tried": table(
+            ["bound", *sets], [[name, *(number(one[name]) for one in sets.values())] for name in names]
+        ),
+    }
+
+
 def tightness(results: Results) -> Values:
     sets = {name.split("-")[1]: one for name, one in results.items() if name.startswith("tightness-")}
     gaps = {data: {_bound_name(gap): gap for gap in one["gaps"]} for data, one in sets.items()}
@@ -117,6 +133,7 @@ def tightness(results: Results) -> Values:
                 for name, label in UPPER.items()
             ],
         ),
+        **_tried(results["lower"]),
         "chosen": bullets(f"{data}: `{gaps[data]['auto']['bound'].split(': ')[1]}`" for data in sets),
         "lower": table(
             ["bound", *sets],

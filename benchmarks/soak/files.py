@@ -31,7 +31,8 @@ from cglb.io import tensorfile
 from cglb.regressor import file as models
 from cglb.training import checkpoint
 
-SECONDS, GIGABYTES = 20, 1.0
+SECONDS, GIGABYTES = 20, 1.0  # of the processor, and of memory, for one file at most
+PATIENCE = 600  # seconds of waiting, on a machine that may have other work
 ROWS = 40
 METHODS = ("cglb", "sgpr", "exact", "iterative")
 HOSTILE = (
@@ -48,7 +49,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 def check(count: int, seed: int, tally: Tally) -> None:
     """So many files: half models, the rest checkpoints and runs of a store."""
-    before = signal.signal(signal.SIGALRM, _too_long)
+    before = [signal.signal(number, _too_long) for number in (signal.SIGPROF, signal.SIGALRM)]
     try:
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -57,7 +58,8 @@ def check(count: int, seed: int, tally: Tally) -> None:
             _Checkpoints(Path(folder)).soak(count // 4, seed + 10, tally)
             _Stores(Path(folder)).soak(count - 4 * (count // 8) - count // 4, seed + 11, tally)
     finally:
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in zip((signal.SIGPROF, signal.SIGALRM), before, strict=True):
+            signal.signal(number, handler)
 
 
 def _too_long(*_: object) -> None:
@@ -74,7 +76,8 @@ class _Files:
             rng = np.random.default_rng([seed, number])
             words = self.mutate(rng)
             where = f"{type(self).__name__}, seed {seed}, number {number}: {words}"
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            signal.alarm(PATIENCE)
             try:
                 outcome = self.read(words)
             except StoreError as error:
@@ -84,6 +87,7 @@ class _Files:
             except BaseException as error:
                 raise Violation(f"VIOLATION: {type(error).__name__}: {error}. {where}") from error
             finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
                 signal.alarm(0)
             if outcome not in ("refused", "as saved", "another model", "damaged and named"):
                 raise Violation(f"VIOLATION: {outcome}. {where}")

@@ -32,7 +32,12 @@ WAYS = {
     "stages": {"method": CGLB(logdet=Chain(8, 4))},
     "subset": {"method": NYSTROM, "subset": 15},
     "iterative": {"method": Iterative(rank=5, pretrain=(3, 2)), "subset": 15},
-    "progressive": {"method": NYSTROM, "schedule": "progressive", "parts": (10, 20)},
+    "progressive": {
+        "method": NYSTROM,
+        "schedule": "progressive",
+        "parts": (10, 20),
+        "priors": "dimension",
+    },
 }
 STEPS = 9
 

@@ -158,3 +158,22 @@ def test_adam_takes_steps_of_its_rate_and_stops_where_values_are_not_finite():
     assert Adam().step(state, broken) is Ending.NOT_FINITE
     with pytest.raises(ValueError, match="learning rate must be positive"):
         Adam(0.0)
+
+
+def test_curvature_of_a_function_serves_for_a_multiple_of_it():
+    A = np.diag([1.0, 10.0, 100.0])
+
+    def times(factor):
+        def evaluate(x, _draw):
+            return Point(x, -0.5 * factor * float(x @ A @ x), -factor * A @ x)
+
+        return evaluate
+
+    optimiser = LBFGS()
+    state = optimiser.begin(times(1.0)(np.ones(3), 0))
+    for _ in range(4):
+        state = optimiser.step(state, times(1.0))
+    x = np.array([0.3, -0.2, 0.1])
+    same = optimiser.step(optimiser.begin(times(1.0)(x, 0), state), times(1.0))
+    scaled = optimiser.begin(times(7.0)(x, 0), optimiser.scaled(state, 7.0))
+    np.testing.assert_allclose(optimiser.step(scaled, times(7.0)).point.x, same.point.x, rtol=1e-9)

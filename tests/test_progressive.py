@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -12,7 +13,9 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 import cglb
 from cglb import CGLB, SGPR, Exact
 from cglb.methods.stages import EXACT_ROWS, GIVEN, GROWTH, SEARCH_FLOOR, STARTS, Start, progressive
+from cglb.training.free import LOG, Parameters
 from cglb.training.options import Options, default_stages
+from cglb.training.problem import Problem
 
 
 def toy(n, seed, d=4):
@@ -110,6 +113,47 @@ def test_columns_that_do_not_vary_are_not_counted():
     wide = np.column_stack([X, np.ones((50, 5))])
     found = Start(1.0)(start(9), wide, y)
     np.testing.assert_allclose(found.kernel.lengthscale[:4], 2.0, rtol=1e-9)
+
+
+def test_a_column_that_a_part_does_not_see_vary_starts_at_its_own_scale():
+    X, y = toy(60, 0)
+    X[:, 3] = 0.1  # whose standard deviation is rounding, not 0
+    X[np.random.default_rng(0).permutation(60)[-1], 3] = 5.0
+    first = cglb.train(
+        start(), X, y, Exact(), parts=(20,), starts=(Start(1.0),), max_steps=1, seed=0
+    ).history[0]
+    assert first["rows"] == 20
+    assert first["parameters"]["kernel.lengthscale[3]"] > 0.1
+
+
+def test_inherited_curvature_saves_evaluations_and_ends_at_the_same_optimum():
+    X, y = toy(90, 0)
+    stages = progressive(Exact(), 90, (20, 40), Exact, (Start(1.0),))
+    assert [stage.inherits for stage in stages] == [False, False, True]
+    alone = (*stages[:-1], replace(stages[-1], inherits=False))
+    found, other = (cglb.train(start(), X, y, Exact(), stages=one) for one in (stages, alone))
+    assert found.evaluations < other.evaluations
+    assert found.bound == pytest.approx(other.bound, abs=0.05)
+
+
+def test_units_are_the_slopes_between_the_free_parameters_of_two_stages():
+    X, y = toy(60, 0)
+    stages = progressive(Exact(), 60, (20, 40), Exact, (Start(1.0),))
+    gp = cglb.GP(cglb.Matern32(np.array([0.5, 1.0, 2.0, 3.0])), np.asarray(1.1 * SEARCH_FLOOR))
+    with cglb.float64():
+        problem = Problem(X, y, None, stages, Parameters(gp, transform=LOG), Options())
+        before, after = len(stages) - 2, len(stages) - 1
+        free = problem.flatten(before, gp)
+        units = problem.units(free, before)
+        step = 1e-5
+
+        def moved(i):
+            return problem.carried(free + step * (np.arange(len(free)) == i), before, after)
+
+        slopes = [(moved(i) - moved(-1))[i] / step for i in range(len(free))]
+    np.testing.assert_allclose(units, slopes, rtol=1e-4)
+    assert 0.05 < units.min() < 0.2  # the noise, which has 1.1 floors before and 1,100 after
+    assert np.isclose(units.max(), 1.0)
 
 
 # ---- what is reached ----

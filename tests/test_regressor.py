@@ -375,6 +375,7 @@ OPTIONS = {
     "schedule": ("progressive", lambda model: model.n_iter_),
     "max_seconds": (1e-9, lambda model: model.n_iter_),
     "noise": (1e6, lambda model: float(model.gp_.noise)),
+    "priors": ({"noise": (0.5, 0.01)}, lambda model: float(model.gp_.noise)),
     "fixed": (("kernel.variance",), lambda model: float(model.gp_.kernel.variance) == 1.0),
 }
 # these have tests of their own below, in test_hard_data.py, test_tables.py and test_kernel_choice.py

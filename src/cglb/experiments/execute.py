@@ -157,6 +157,7 @@ def _learn(run: Run, split: Split, options: Options, callback: Callable[..., Non
         checkpoint=run.checkpoint,
         checkpoint_seconds=CHECKPOINT_SECONDS[spec.optimize_inducing],
         num_inducing=method.num_inducing or 1,
+        enough=0.0,
         optimize_inducing=spec.optimize_inducing,
         steps_per_round=spec.steps_per_round,
         max_steps=options.budget.max_steps,

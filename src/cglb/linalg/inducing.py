@@ -45,16 +45,24 @@ def greedy(
 
 
 def greedy_rows(
-    kernel: Kernel, X: Float[Array, "n d"], m: int, seed: int | None = None
+    kernel: Kernel, X: Float[Array, "n d"], m: int, seed: int | None = None, enough: float = 0.0
 ) -> Int[np.ndarray, " m"]:
-    """The row numbers of `greedy`, in the order of choice, for validated arguments."""
+    """The row numbers of `greedy`, in the order of choice, for validated arguments.
+
+    Args:
+        enough: stop where the conditional variances of all rows sum to at most this; the number of
+            points is then rounded up to a power of two, so that there are few sizes to compile for.
+    """
     _check_count(m, X.shape[0])
     n = X.shape[0]
     order = np.arange(n) if seed is None else np.random.default_rng(seed).permutation(n)
     chosen, variances = pivots(m, kernel, X[order])
     useful = np.asarray(variances) > DETERMINED * float(np.max(np.asarray(kernel.diag(X))))
     useful[0] = True
-    return order[np.asarray(chosen)[np.logical_and.accumulate(useful)]]
+    count = int(np.sum(np.logical_and.accumulate(useful)))
+    # the chosen row has the largest variance: n times as much is at least the sum
+    needed = int(np.sum(n * np.asarray(variances) > enough))
+    return order[np.asarray(chosen)[: min(count, 1 << max(needed - 1, 0).bit_length())]]
 
 
 @partial(jax.jit, static_argnums=0)

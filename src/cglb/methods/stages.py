@@ -22,13 +22,15 @@ from cglb.optimisers.lbfgs import LBFGS
 if TYPE_CHECKING:
     from cglb.methods.base import Method
 
-__all__ = ["GIVEN", "STARTS", "Stage", "Start", "first_on_part", "progressive"]
+__all__ = ["GIVEN", "STARTS", "Stage", "Start", "first_on_part", "progressive", "search"]
 
 Rows = Float[Array, "n d"] | Float[np.ndarray, "n d"]
 Targets = Float[Array, " n"] | Float[np.ndarray, " n"]
 
 # a round ends when its last steps gained less than this share of all it has gained
 STALL = 0.005
+# a column that varies by less than this share of its size is constant but for rounding
+CONSTANT = 1e-9
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ class Start:
         if self.lengthscale is None:
             return gp
         spread = np.std(np.asarray(X), axis=0)
-        columns = max(1, int(np.sum(spread > 0.0)))
-        spread = np.where(spread > 0.0, spread, 1.0) * np.sqrt(columns) * self.lengthscale
+        varies = spread > CONSTANT * np.max(np.abs(np.asarray(X)), axis=0)
+        columns = max(1, int(np.sum(varies)))
+        spread = np.where(varies, spread, 1.0) * np.sqrt(columns) * self.lengthscale
         scale = float(np.var(np.asarray(y))) or 1.0
 
         def begin(path: tuple, value: Any) -> Any:
@@ -88,7 +91,9 @@ class Stage:
         stall: a round ends when its last steps gained less than this share of all it has gained, so
             that something better than further steps can be done: new inducing points, a tighter bound.
             0 for never. The last stage ignores it if nothing better follows.
-        gain: converged when the last steps gained fewer nats than this.
+        gain: converged when the last steps gained fewer nats than this per five steps.
+        window: how many steps are the last steps.
+        inherits: begin with the curvature that the stage before has seen, times the ratio of their rows.
         joint: optimise inducing points with the hyperparameters, instead of selecting them in rounds.
         extra: its steps are taken in addition to `max_steps`, and its share is not added to the others.
         start: where it begins; None for where the stage before ended or, after stages with a start, at
@@ -103,6 +108,8 @@ class Stage:
     share: float = 1.0
     stall: float = STALL
     gain: float = 0.0
+    window: int = 5
+    inherits: bool = False
     joint: bool = False
     extra: bool = False
     start: Start | None = None
@@ -153,6 +160,22 @@ SEARCH_FLOOR = 1e-3
 # Nats that five steps must gain. A part of the rows knows the optimum of all rows to within some nats.
 # On all rows steps are cheap while the exact method is; above, fewer nats per row change no prediction.
 SEARCH_GAIN, GROWN_GAIN, LAST_GAIN, LAST_GAIN_PER_ROW = 1.0, 0.5, 0.02, 5e-4
+# steps by which that is judged on many rows, where three more steps cost a minute or so
+MANY_ROWS_WINDOW = 2
+
+
+def search(exact: Method, n: int, part: int) -> Stage:
+    """A search on a part of n rows, or on all of them if there are not many more."""
+    rows = part if n >= GROWTH * part else None
+    return Stage(
+        exact,
+        rows=rows,
+        steps=SEARCH_STEPS,
+        share=SEARCH_SHARE,
+        gain=SEARCH_GAIN,
+        extra=True,
+        noise_floor=SEARCH_FLOOR if rows else 0.0,
+    )
 
 
 def progressive(
@@ -171,7 +194,7 @@ def progressive(
         parts: numbers of rows to train on before all of them, growing.
         exact: makes the exact method, for few rows.
         starts: where the searches on the fewest rows begin.
-        joint: whether the last stage optimises inducing points too.
+        joint: whether a last stage polishes inducing points together with the hyperparameters.
     """
     method = method.in_training
     sizes = [part for part in parts if n >= GROWTH * part]
@@ -179,20 +202,22 @@ def progressive(
     def on(rows: int) -> Method:
         return exact() if rows <= EXACT_ROWS else method
 
-    gain = LAST_GAIN + LAST_GAIN_PER_ROW * max(0, n - EXACT_ROWS)
-    first = sizes[0] if sizes else None
-    search = Stage(
-        on(first or n),
-        rows=first,
-        steps=SEARCH_STEPS,
-        share=SEARCH_SHARE,
-        gain=SEARCH_GAIN,
-        extra=True,
-        noise_floor=SEARCH_FLOOR if sizes else 0.0,
-    )
-    grown = replace(search, steps=GROWN_STEPS, share=GROWN_SHARE, gain=GROWN_GAIN)
+    def end(rows: int, least: float) -> dict[str, Any]:
+        gain = LAST_GAIN + LAST_GAIN_PER_ROW * max(0, rows - EXACT_ROWS)
+        window = MANY_ROWS_WINDOW if rows > EXACT_ROWS else Stage.window
+        return {"gain": max(gain, least), "window": window}
+
+    # the best search need not be the last one, so only the stages after the next inherit
+    last = Stage(method, inherits=len(sizes) > 1, **end(n, 0.0))
+    first = sizes[0] if sizes else n
+    begin = search(on(first), n, first)
+    grown = replace(begin, steps=GROWN_STEPS, share=GROWN_SHARE)
     return (
-        *(replace(search, start=start) for start in starts),
-        *(replace(grown, method=on(rows), rows=rows) for rows in sizes[1:]),
-        Stage(method, gain=gain, joint=joint),
+        *(replace(begin, start=start) for start in starts),
+        *(
+            replace(grown, method=on(rows), rows=rows, inherits=i > 0, **end(rows, GROWN_GAIN))
+            for i, rows in enumerate(sizes[1:])
+        ),
+        last,
+        *((replace(last, joint=True, inherits=False),) if joint else ()),
     )

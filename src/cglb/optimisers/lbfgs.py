@@ -71,6 +71,9 @@ class LBFGS(Optimiser[LBFGSState]):
             return LBFGSState(point, none, none)
         return LBFGSState(point, before.S, before.Y)
 
+    def scaled(self, state: LBFGSState, factor: float, units: np.ndarray | float = 1.0) -> LBFGSState:
+        return replace(state, S=state.S * units, Y=factor * state.Y / units)
+
     def restore(self, arrays: Mapping[str, np.ndarray]) -> LBFGSState:
         return LBFGSState(point_from(arrays), arrays["S"], arrays["Y"], float(arrays["before"]))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,19 @@ from cglb.data.frames import feature_scale
 from cglb.data.intake import take_training
 from cglb.data.remarks import remarks
 from cglb.kernels.base import Kernel
-from cglb.kernels.choice import as_kernel, with_params
-from cglb.kernels.located import located
+from cglb.kernels.choice import with_params
 from cglb.linalg.preconditioners import Preconditioning
 from cglb.methods import Conditioned, Method
-from cglb.methods.stages import GIVEN, STARTS
-from cglb.model import GP
 from cglb.regressor import file
+from cglb.regressor.beginning import AUTO, beginning
 from cglb.regressor.fitted import names_of, system_of
 from cglb.regressor.predictions import Predictions
 from cglb.regressor.report import FitReport
 from cglb.training.free import DEFAULT_FLOOR, Parameters
-from cglb.training.options import Schedule
+from cglb.training.options import ENOUGH
 from cglb.training.trainer import train
 
 __all__ = ["GPRegressor"]
-
-UNITS = ("standardised", "data")
 
 
 class GPRegressor(RegressorMixin, Predictions):
@@ -56,12 +53,14 @@ class GPRegressor(RegressorMixin, Predictions):
         kernel: a name: "rbf", "matern12", "matern32" (default), "matern52", "rational_quadratic", with
             one lengthscale per column, or any other of `cglb.kernels.names()`, your own included. Or a
             kernel object, from which training starts, or one of scikit-learn's kernels. None is the
-            default.
+            default. "auto" compares these five, and the best of them plus a linear function, on up to
+            500 rows by exact log p(y), and trains the best; `fit_report_` has the ranking.
         kernel_units: the units of the lengthscales and periods of a kernel object: "standardised"
             (inputs with mean 0 and standard deviation 1), or "data", those of the columns as they are.
             Variances are relative to that of the target in both.
-        num_inducing: inducing points; "auto" is min(n, 512), fewer if `memory_gb` is small. For
-            "iterative" the rank of the preconditioner; "auto" is 100.
+        num_inducing: inducing points; "auto" is min(n, 512), fewer if `memory_gb` is small or where more
+            could raise the bound by at most 0.1 nats. For "iterative" the rank of the preconditioner;
+            "auto" is 100.
         logdet: upper bound on log|K̂|: "auto" (default: the tightest that pays), "amgm" (the paper's),
             "chain" (far tighter at low noise), "hadamard", "waterfill" or "trace" (Titsias' own, for
             method="sgpr").
@@ -80,6 +79,10 @@ class GPRegressor(RegressorMixin, Predictions):
         noise: the noise variance to start from, in the squared units of y; None to search for one.
         fixed: names of hyperparameters that keep their starting value, such as ("noise",) or
             ("kernel.lengthscale",).
+        priors: log-normal priors by the names of hyperparameters, as pairs (median, standard deviation
+            of the logarithm) in standardised units, such as {"noise": (0.01, 1.0)}; or "dimension":
+            lengthscales of about √d. Training then maximises bound + log prior; bounds and
+            `fit_report_` are without it. None (default) for none.
         warm_start: start from the model of the last `fit`, if there is one, and search for no other.
         noise_floor: smallest noise variance, in units of the target's variance; None is the method's
             own: 1e-6, and 1e-4 for "iterative", as in the paper.
@@ -121,6 +124,7 @@ class GPRegressor(RegressorMixin, Predictions):
         max_seconds: float | None = None,
         noise: float | None = None,
         fixed: tuple[str, ...] = (),
+        priors: Mapping[str, Any] | str | None = None,
         warm_start: bool = False,
         noise_floor: float | None = None,
         drop_missing: bool = False,
@@ -143,6 +147,7 @@ class GPRegressor(RegressorMixin, Predictions):
         self.max_seconds = max_seconds
         self.noise = noise
         self.fixed = fixed
+        self.priors = priors
         self.warm_start = warm_start
         self.noise_floor = noise_floor
         self.drop_missing = drop_missing
@@ -172,23 +177,29 @@ class GPRegressor(RegressorMixin, Predictions):
         choice = methods.choose(self.method, n, settings, self.memory_gb)
         m = choice.method.points(n, self.num_inducing, self.memory_gb)
         method = choice.method.with_points(m)
-        start, again = self._start(probe, X_scale, y_scale)
         noise_floor = method.noise_floor if self.noise_floor is None else self.noise_floor
         floor = {"kernel": DEFAULT_FLOOR, "noise": noise_floor}
+        shared = {
+            "floor": floor,
+            "fixed": tuple(self.fixed),
+            "priors": self.priors,
+            "seed": self._seed(),
+        }
+        start = beginning(self, probe, (X, y), (X_scale, y_scale), **shared)
         fit = train(
-            start,
+            start.gp,
             X,
             y,
             method,
             num_inducing=m,
+            enough=ENOUGH if self.num_inducing == AUTO else 0.0,
             optimize_inducing=self.optimize_inducing,
             max_steps=self.max_steps,
-            max_seconds=self.max_seconds,
-            schedule=Schedule.DIRECT if again else self.schedule,
-            starts=(GIVEN, *STARTS) if self._names_a_start else STARTS,
-            floor=floor,
-            fixed=tuple(self.fixed),
-            seed=self._seed(),
+            max_seconds=start.left_of(self.max_seconds),
+            schedule=start.schedule,
+            starts=start.starts,
+            parts=start.parts,
+            **shared,
             progress=self.progress,
             checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
         )
@@ -199,8 +210,9 @@ class GPRegressor(RegressorMixin, Predictions):
                 system = fit.system.again(method.solver, fit.system.neighbours)
             v0 = None if fit.v is None else jnp.asarray(fit.v)
             found = method.condition(system, targets, v0)
-        parameters = Parameters(start, floor, tuple(self.fixed))
+        parameters = Parameters(start.gp, floor, tuple(self.fixed))
         floors = dict(zip(parameters.names, parameters.floors.tolist(), strict=True))
+        report = FitReport.of(fit, found.solution, n, floors, y_scale, choice, start, odd)
         self._set_fitted(
             X_shift_=X_shift,
             X_scale_=X_scale,
@@ -214,7 +226,7 @@ class GPRegressor(RegressorMixin, Predictions):
             gp_=fit.gp,
             history_=fit.history,
             n_iter_=len(fit.history),
-            fit_report_=FitReport.of(fit, found.solution, n, floors, y_scale, choice, odd),
+            fit_report_=report.with_points(self.num_inducing, m),
             _X=X,
             _y=y,
             _Z=fit.Z,
@@ -242,36 +254,7 @@ class GPRegressor(RegressorMixin, Predictions):
         self._known_system, self._known_local = system, None
         return self
 
-    # ---- where training starts ----
-
-    def _start(self, probe: GPRegressor, X_scale: np.ndarray, y_scale: float) -> tuple[GP, bool]:
-        """Where training starts, and whether that is the model of the last fit."""
-        if self.warm_start and hasattr(self, "gp_"):
-            self.gp_.kernel.check_columns(len(X_scale))
-            return self.gp_, True
-        kernel = self._initial_kernel(probe, X_scale)
-        if self.noise is None:
-            return GP(kernel), False
-        return GP(kernel, np.asarray(self.noise / y_scale**2)), False
-
-    @property
-    def _names_a_start(self) -> bool:
-        """Whether the user said where to start."""
-        return not (self.kernel is None or isinstance(self.kernel, str)) or self.noise is not None
-
-    def _initial_kernel(self, probe: GPRegressor, X_scale: np.ndarray) -> Kernel:
-        """The kernel on standardised inputs from which training starts."""
-        if self.kernel_units not in UNITS:
-            raise ValueError(
-                f"kernel_units must be one of {', '.join(UNITS)}, found {self.kernel_units!r}."
-            )
-        if self.kernel is None or isinstance(self.kernel, str):
-            return as_kernel(self.kernel, len(X_scale))
-        kernel, encoding = as_kernel(self.kernel, probe.n_features_in_), probe.encoding_
-        if encoding is not None:
-            kernel = located(kernel, encoding.columns, encoding.groups)
-        kernel.check_columns(len(X_scale))
-        return kernel.rescaled(X_scale) if self.kernel_units == "data" else kernel
+    # ---- settings ----
 
     def set_params(self, **params: Any) -> GPRegressor:
         """Set parameters; `kernel__lengthscale=…` and the like replace those of the kernel."""

@@ -198,6 +198,8 @@ def _to_json(value: Any) -> Any:
         return {"kind": "logdet", "name": value.key, "settings": _fields(value)}
     if isinstance(value, Preconditioning):
         return {"kind": "preconditioning", "name": value.name, "settings": _fields(value)}
+    if isinstance(value, Mapping):
+        return {"kind": "mapping", "items": {str(key): _to_json(item) for key, item in value.items()}}
     if isinstance(value, tuple | list):
         return {"kind": "tuple", "items": [_to_json(item) for item in value]}
     raise StoreError(f"{value!r} cannot be written to a file: give a registered name in its place.")
@@ -213,6 +215,8 @@ def _from_json(value: Any) -> Any:
         return value
     if value["kind"] == "kernel":
         return kernel_from_json(value["kernel"])
+    if value["kind"] == "mapping":
+        return {key: _from_json(item) for key, item in value["items"].items()}
     if value["kind"] == "tuple":
         return tuple(_from_json(item) for item in value["items"])
     settings = {name: _from_json(setting) for name, setting in value["settings"].items()}

@@ -33,7 +33,8 @@ CERTIFICATE_GB = 4.0
 # arguments that decide what a fit finds; the others say how it is computed
 DECIDE = (
     "method", "kernel", "kernel_units", "num_inducing", "logdet", "cg_tolerance", "precondition",
-    "optimize_inducing", "schedule", "max_steps", "noise", "fixed", "noise_floor", "random_state",
+    "optimize_inducing", "schedule", "max_steps", "noise", "fixed", "priors", "noise_floor",
+    "random_state",
 )  # fmt: skip
 # a column of standardised inputs that varies less is constant
 CONSTANT = 1e-9

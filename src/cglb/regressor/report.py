@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from html import escape
 
 import numpy as np
@@ -11,7 +11,9 @@ import numpy as np
 from cglb.linalg.cg import Solution, Stop
 from cglb.methods import Choice
 from cglb.optimisers.base import Ending
+from cglb.regressor.beginning import AUTO, Beginning
 from cglb.training.history import Fit
+from cglb.training.options import ENOUGH
 
 __all__ = ["FitReport"]
 
@@ -43,6 +45,11 @@ class FitReport:
         reason: why, if it was chosen automatically.
         spread: the standard error, if `bound` is an estimate and not a bound; otherwise None.
         remarks: sentences about odd data (see `cglb.data.remarks`).
+        points: inducing points of the final model; 0 if there are none.
+        points_reason: why so many, if their number was left open.
+        ranking: log p(y) of `ranked_rows` rows in nats by the name of the kernel, the best first, after
+            kernel="auto".
+        ranked_rows: how many rows.
     """
 
     stop: str
@@ -62,6 +69,10 @@ class FitReport:
     reason: str = ""
     spread: float | None = None
     remarks: tuple[str, ...] = ()
+    points: int = 0
+    points_reason: str = ""
+    ranking: dict[str, float] = field(default_factory=dict)
+    ranked_rows: int = 0
 
     @classmethod
     def of(
@@ -72,6 +83,7 @@ class FitReport:
         floors: Mapping[str, float],
         y_scale: float,
         choice: Choice,
+        start: Beginning,
         remarks: tuple[str, ...] = (),
     ) -> FitReport:
         """The report of a fit.
@@ -83,6 +95,7 @@ class FitReport:
             floors: the lower limit of each parameter by name.
             y_scale: the unit of the target, in which the bound is reported.
             choice: the method and why it was chosen.
+            start: where training began.
             remarks: sentences about odd data.
         """
         last = fit.history[-1] if fit.history else None
@@ -92,7 +105,7 @@ class FitReport:
             message=fit.message,
             steps=len(fit.history),
             evaluations=fit.evaluations,
-            seconds=fit.seconds,
+            seconds=fit.seconds + start.seconds,
             bound=fit.bound - rows * float(np.log(y_scale)),
             products=fit.products + (solution.products if solution else 0),
             slack=float(solution.slack) if solution else None,
@@ -105,7 +118,24 @@ class FitReport:
             reason=choice.reason,
             spread=last["spread"] if last else None,
             remarks=remarks,
+            points=0 if fit.Z is None else len(fit.Z),
+            ranking=start.ranking,
+            ranked_rows=start.ranked_rows,
         )
+
+    def with_points(self, asked: int | str, most: int) -> FitReport:
+        """The report that says why there are so many inducing points.
+
+        Args:
+            asked: what the user asked for.
+            most: how many training could select.
+        """
+        if asked != AUTO or not self.points:
+            return self
+        reason = f"the most that {AUTO!r} takes for {self.rows} rows and this memory"
+        if self.points < most:
+            reason = f"more could raise the bound by at most {ENOUGH} nats"
+        return replace(self, points_reason=reason)
 
     @property
     def concerns(self) -> tuple[str, ...]:
@@ -142,10 +172,21 @@ class FitReport:
             f"<li>Most relevant inputs, the largest 1: {inputs}.</li></ul></div>"
         )
 
+    def _choices(self) -> list[str]:
+        """What else was chosen automatically."""
+        found = []
+        if self.points_reason:
+            found.append(f"Inducing points: {self.points} ({self.points_reason}).")
+        if self.ranking:
+            values = ", ".join(f"{name} {value:.1f}" for name, value in self.ranking.items())
+            found.append(f"Kernels by log p(y) of {self.ranked_rows} rows, in nats: {values}.")
+        return found
+
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
         lines = [
             f"Method: {self.method}{reason}.",
+            *self._choices(),
             f"Training stopped after {self.steps} steps ({self.evaluations} evaluations, "
             f"{self.seconds:.1f} s): {self.stop}. {self.message}",
             f"The bound on the log marginal likelihood is {self.bound:.2f} nats."

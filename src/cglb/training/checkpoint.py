@@ -16,7 +16,7 @@ from cglb.io import tensorfile
 
 __all__ = ["Checkpoint", "Snapshot"]
 
-KIND, VERSION = "checkpoint", 3
+KIND, VERSION = "checkpoint", 4
 Snapshot = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 

@@ -12,7 +12,7 @@ __all__ = ["converged", "stalled"]
 SMALLEST_GAIN = 0.1
 # a stage before the last has converged when a round gained less than this share of all it has gained
 STAGE_SHARE = 0.05
-# a round stalls if this many steps gained little
+# the gain of a stage is for so many steps
 STALL_STEPS = 5
 
 
@@ -27,11 +27,11 @@ def stalled(stage: Stage, last: bool, bounds: Sequence[float]) -> bool:
         bounds: at the start of the round and after each step.
     """
     share = 0.0 if stage.in_one_go and (last or stage.gain > 0.0) else stage.stall
-    if len(bounds) <= STALL_STEPS + 1:
+    if len(bounds) <= stage.window + 1:
         return False
     newest = bounds[-1]
-    least = max(stage.gain, share * (newest - bounds[0]))
-    return newest - bounds[-1 - STALL_STEPS] < least
+    least = max(stage.gain * stage.window / STALL_STEPS, share * (newest - bounds[0]))
+    return newest - bounds[-1 - stage.window] < least
 
 
 def converged(stage: Stage, last: bool, gain: float, gained: float) -> bool:

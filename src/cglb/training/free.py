@@ -113,6 +113,18 @@ class Parameters:
         matching = [key for key in self.floor if _matches(key, name)]
         return float(self.floor[max(matching, key=len)]) if matching else DEFAULT_FLOOR
 
+    def positive(self, name: str) -> tuple[int, ...]:
+        """The numbers of the positive arrays of a model that a name matches.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        found = [i for i, leaf in enumerate(self._leaves) if not leaf.real and _matches(name, leaf.name)]
+        if not found:
+            known = ", ".join(leaf.name for leaf in self._leaves if not leaf.real)
+            raise ValueError(f"No positive parameter is called {name!r}. There are: {known}.")
+        return tuple(found)
+
     @property
     def names(self) -> tuple[str, ...]:
         """One name per entry of the free vector, such as "kernel.lengthscale[2]"."""

@@ -40,6 +40,7 @@ class HistoryRow(TypedDict):
         products: with K̂ so far.
         seconds: of training so far, without callbacks.
         parameters: the hyperparameters by name, in natural units.
+        log_prior: of the hyperparameters; bound + log_prior is what rises from step to step.
     """
 
     step: int
@@ -62,6 +63,7 @@ class HistoryRow(TypedDict):
     products: int
     seconds: float
     parameters: dict[str, float]
+    log_prior: float
 
 
 def evaluation_columns(found: Evaluation) -> dict[str, Any]:

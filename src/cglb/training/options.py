@@ -12,9 +12,22 @@ from cglb.methods.base import Method
 from cglb.methods.stages import EXACT_ROWS, GIVEN, STARTS, Stage, Start, progressive
 from cglb.training.free import LOG, TRANSFORMS
 
-__all__ = ["STEPS_PER_ROUND", "Options", "Schedule", "check_stages", "default_stages", "share_until"]
+__all__ = [
+    "ENOUGH",
+    "PARTS",
+    "STEPS_PER_ROUND",
+    "Options",
+    "Schedule",
+    "check_stages",
+    "default_stages",
+    "share_until",
+]
 
 STEPS_PER_ROUND = 50
+# rows to train on before all of them
+PARTS = (500, 2500, 10_000)
+# nats that inducing points beyond those selected may gain
+ENOUGH = 0.1
 
 
 class Schedule(enum.StrEnum):
@@ -29,7 +42,9 @@ class Options:
     """How a fit is made, in addition to its stages. All are keywords of `train`.
 
     Attributes:
-        num_inducing: how many inducing points are selected greedily, if none are given.
+        num_inducing: how many inducing points are selected greedily at most, if none are given.
+        enough: fewer are selected where more could raise the bound by at most this many nats; 0 for
+            `num_inducing` in any case.
         optimize_inducing: optimise inducing points by gradient with the hyperparameters (the paper's
             way), instead of selecting them anew in rounds.
         max_steps: accepted steps in all, without those of stages that are `extra`.
@@ -47,6 +62,8 @@ class Options:
         subset: rows that a direct schedule begins on, if that pays. None to begin on all rows.
         floor: as in `Parameters`; None is the method's own.
         fixed: as in `Parameters`.
+        priors: log-normal priors by name, as (median, spread of the logarithm), or "dimension" (see
+            `cglb.training.priors`). Training then maximises bound + log prior.
         transform: what is free in a positive parameter: its "log", or the paper's "softplus". In steps
             of equal size a softplus reaches tiny values fast, and the noise collapses far more often.
         seed: decides everything that is random.
@@ -54,16 +71,18 @@ class Options:
     """
 
     num_inducing: int = 512
+    enough: float = ENOUGH
     optimize_inducing: bool = False
     max_steps: int = 1000
     max_seconds: float | None = None
     steps_per_round: int = STEPS_PER_ROUND
     schedule: str = Schedule.PROGRESSIVE
-    parts: tuple[int, ...] = (500, 2500, 10_000)
+    parts: tuple[int, ...] = PARTS
     starts: tuple[Start, ...] = (GIVEN, *STARTS)
     subset: int | None = 10_000
     floor: float | Mapping[str, float] | None = None
     fixed: tuple[str, ...] = ()
+    priors: Mapping[str, Any] | str | None = None
     transform: str = LOG.name
     seed: int = 0
     checkpoint_seconds: float = 30.0
@@ -96,9 +115,11 @@ class Options:
         return (
             stages,
             self.num_inducing,
+            self.enough,
             self.optimize_inducing,
             self.steps_per_round,
             self.fixed,
+            self.priors,
             self.transform,
             self.seed,
             self.max_steps if shared else None,

@@ -20,6 +20,7 @@ from cglb.model import GP
 from cglb.optimisers.base import Point
 from cglb.training.free import Parameters
 from cglb.training.options import Options
+from cglb.training.priors import Priors, as_priors
 
 __all__ = ["Problem", "random_rows"]
 
@@ -87,6 +88,11 @@ class Problem:
 
     # ---- models ----
 
+    @cached_property
+    def log_prior(self) -> Priors:
+        """Of a model, with its gradient; 0 without priors."""
+        return Priors.of(as_priors(self.options.priors, self.X.shape[1]), self.parameters)
+
     def parameters_of(self, stage: int) -> Parameters:
         """The parameters with the noise floor of a stage."""
         return self._parameters[self.stages[stage].noise_floor]
@@ -110,22 +116,44 @@ class Problem:
             return free
         return self.flatten(stage, self.unflatten(before, free))
 
+    def units(self, free: np.ndarray, stage: int) -> np.ndarray:
+        """What a small step of 1 in each free parameter of a stage is in the next one, at this model.
+
+        They differ if the noise floor does: near its floor, noise hardly moves with its free parameter.
+        """
+        following = self.carried(free, stage, stage + 1)
+        ones = jax.tree.map(jnp.ones_like, self.unflatten(stage, free))
+        slopes = (
+            self.parameters_of(at).pull(jnp.asarray(place), ones)
+            for at, place in ((stage, free), (stage + 1, following))
+        )
+        before, after = map(np.asarray, slopes)
+        return before / after
+
     def start(self, stage: int) -> np.ndarray:
-        """The free vector at which a stage that has a start begins."""
+        """The free vector at which a stage that has a start begins.
+
+        All rows decide: a column may be constant on a part of them.
+        """
         begin = self.stages[stage].start
         assert begin is not None
-        return self.flatten(stage, begin(self.parameters.template, *self.data(stage)))
+        return self.flatten(stage, begin(self.parameters.template, self.X, self.y))
 
     def natural(self, stage: int, free: np.ndarray) -> dict[str, float]:
         """The hyperparameters of a free vector by name."""
         return self.parameters.values_by_name(self.unflatten(stage, free))
 
     def select(self, free: np.ndarray, stage: int, round_number: int) -> Array:
-        """Greedy inducing points at these hyperparameters."""
+        """Greedy inducing points at these hyperparameters, as many as can matter.
+
+        log|Q̂| ≤ log|K̂| ≤ log|Q̂| + tr(K − Q)/σ², so tr(K − Q)/2σ² nats are all that more points can
+        gain.
+        """
         X, _ = self.data(stage)
         m = min(self.options.num_inducing, X.shape[0])
-        kernel = self.unflatten(stage, free).kernel
-        return X[inducing.greedy_rows(kernel, X, m, self.options.seed + round_number)]
+        gp = self.unflatten(stage, free)
+        enough = 2.0 * float(gp.noise) * self.options.enough
+        return X[inducing.greedy_rows(gp.kernel, X, m, self.options.seed + round_number, enough)]
 
     # ---- the vector that a stage optimises ----
 
@@ -150,7 +178,8 @@ class Problem:
     def evaluate(
         self, stage: int, prepared: Prepared, system: System, x: np.ndarray, v0: Array | None, draw: int
     ) -> Point | None:
-        """Value and gradient at x, with the `Evaluation` as `found`; None if they are not finite.
+        """Value with the log prior and gradient at x, with the `Evaluation`, which has no prior, as
+        `found`; None if they are not finite.
 
         Args:
             system: that of x.
@@ -162,6 +191,9 @@ class Problem:
         if found is None:
             return None
         free = x[: x.shape[0] - system.Z.size] if self.stages[stage].joint else x
-        free_bar = self.parameters_of(stage).pull(jnp.asarray(free), found.gp_bar)
+        log_prior, prior_bar = self.log_prior(system.gp)
+        gp_bar = found.gp_bar if prior_bar is None else jax.tree.map(jnp.add, found.gp_bar, prior_bar)
+        free_bar = self.parameters_of(stage).pull(jnp.asarray(free), gp_bar)
         gradient = self.join(stage, free_bar, found.Z_bar)
-        return Point(x, found.value, gradient, found) if np.isfinite(gradient).all() else None
+        value = found.value + log_prior
+        return Point(x, value, gradient, found) if np.isfinite(gradient).all() else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from cglb.optimisers import base as optimisers
 from cglb.optimisers.base import Ending
 from cglb.training.checkpoint import Snapshot
 from cglb.training.history import Work
@@ -33,8 +35,9 @@ def snapshot(state: State) -> Snapshot:
         held["ends"] = np.array(state.ends)
     if state.anchor is not None:
         held |= {"anchor.free": state.anchor[0], "anchor.Z": state.anchor[1]}
-    if state.run is not None:
-        held |= {f"run.{name}": array for name, array in state.run.arrays().items()}
+    for name, run in (("run", state.run), ("handed", state.handed)):
+        if run is not None:
+            held |= {f"{name}.{key}": array for key, array in run.arrays().items()}
     return document, {name: np.asarray(a) for name, a in held.items() if a is not None}
 
 
@@ -53,6 +56,10 @@ def restore(state: State, saved: Snapshot) -> None:
     if "anchor.free" in arrays:
         Z = arrays.get("anchor.Z")
         state.anchor = (arrays["anchor.free"], None if Z is None else jnp.asarray(Z))
-    mine = {name[4:]: array for name, array in arrays.items() if name.startswith("run.")}
-    optimiser = state.problem.stages[state.stage].optimiser
-    state.run = optimiser.restore(mine) if mine else None
+    state.run, state.handed = (_run(state, arrays, f"{name}.") for name in ("run", "handed"))
+
+
+def _run(state: State, arrays: Mapping[str, np.ndarray], prefix: str) -> optimisers.State | None:
+    """A state of the optimiser, if it was written."""
+    mine = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+    return state.problem.stages[state.stage].optimiser.restore(mine) if mine else None

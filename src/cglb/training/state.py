@@ -61,9 +61,10 @@ class State:
         Z: inducing points, [m, d].
         v: CG's newest solution, [n].
         columns: where CG starts, [n, 3].
-        bound: the value at the current point.
+        bound: the value at the current point, with the log prior.
         anchor: (free, Z) for which neighbours and blocks were made.
         run: the optimiser's state; None at the start of a stage.
+        handed: that of the stage before, whose curvature the next one begins with.
         bounds: of the current round, at its start and after each step.
         reached: the bound at the end of the last round of this stage.
         gained: by this stage in its finished rounds.
@@ -87,6 +88,7 @@ class State:
     bound: float = -np.inf
     anchor: tuple[np.ndarray, Array | None] | None = None
     run: optimisers.State | None = None
+    handed: optimisers.State | None = None
     bounds: list[float] = field(default_factory=list)
     reached: float | None = None
     gained: float = 0.0
@@ -114,7 +116,7 @@ class State:
             gp=to_numpy(gp),
             Z=to_numpy(Z),
             v=to_numpy(self.v) if whole else None,
-            bound=self.bound,
+            bound=self.bound - problem.log_prior(gp)[0],
             stop=self.ending or Ending.RUNNING,
             history=self.history,
             evaluations=self.work.evaluations,
@@ -226,11 +228,21 @@ class State:
     def _next_stage(self) -> None:
         if self._stage.start is not None and self.run is not None:
             self.ends.append(self.free)
+        self.handed = self._curvature()
         self.free = self.problem.carried(self.free, self.stage, self.stage + 1)
         self.ends = [self.problem.carried(end, self.stage, self.stage + 1) for end in self.ends]
         self.stage, self.number, self.before = self.stage + 1, self.number + 1, self._done
-        # values and curvature of another function do not compare
+        # values of another function do not compare
         self.run, self.reached, self.gained = None, None, 0.0
+
+    def _curvature(self) -> optimisers.State | None:
+        """What the next stage can know of its curvature: on more rows it is that much larger."""
+        stage, following = self._stage, self.problem.stages[self.stage + 1]
+        if self.run is None or not following.inherits:
+            return None
+        problem = self.problem
+        factor = problem.rows(self.stage + 1) / problem.rows(self.stage)
+        return stage.optimiser.scaled(self.run, factor, problem.units(self.free, self.stage))
 
     def _stage_is_over(self) -> bool:
         """Whether a stage before the last has had its steps or its share of the budget."""
@@ -261,7 +273,8 @@ class State:
     def _begin_round(self, prepared: Prepared, Z: Array | None, point: Point) -> None:
         self._prepared, self.anchor, self.Z = prepared, (self.free, Z), Z
         self._move_to(point)
-        self.run = self._stage.optimiser.begin(replace(point, found=None), self.run)
+        self.run = self._stage.optimiser.begin(replace(point, found=None), self.run or self.handed)
+        self.handed = None
         if self.v is not None and self.columns is not None:  # at the very start CG starts from 0
             self.columns = _recycle(self.v, None)
         self.bounds = [point.value]
@@ -280,7 +293,9 @@ class State:
         self.reached = self.bounds[-1]
         if reason is Ending.STEP_LIMIT or not converged(self._stage, self._last, gain, self.gained):
             changed = self._next_round()
-            if changed or reason in (Ending.STEP_LIMIT, Ending.STALLED):
+            # steps and new points that both gain too little to matter: that is the end
+            enough = reason is Ending.STALLED and self.bound - self.reached < self._stage.gain
+            if not enough and (changed or reason in (Ending.STEP_LIMIT, Ending.STALLED)):
                 return
         if not self._last:
             self._next_stage()
@@ -374,6 +389,7 @@ class State:
             products=self.work.products,
             seconds=self.clock.seconds,
             parameters=self.problem.natural(self.stage, self.free),
+            log_prior=self.problem.log_prior(self.problem.unflatten(self.stage, self.free))[0],
             **columns,
         )
 

@@ -79,11 +79,17 @@ class Auto(LogdetBound):
         return max(margins, default=rounding.logdet)
 
     def settle(self, system: System) -> LogdetBound:
-        """The cheapest candidate, unless a more expensive one is tighter by `WORTH` nats."""
+        """The cheapest candidate, unless a more expensive one is tighter by `WORTH` nats.
+
+        Since log|K̂| ≥ log|Q̂|, a value that is nearly log|Q̂| ends the search.
+        """
         view = system.view
+        least = 0.5 * float(view.logdet_Q)
         best, best_value = self.candidates[0], math.inf
         for bound in self.candidates:
             value = 0.5 * float(bound(view))
             if value < best_value - WORTH:  # never true for NaN
                 best, best_value = bound, value
+            if best_value - least <= WORTH:
+                break
         return best

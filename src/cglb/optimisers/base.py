@@ -110,14 +110,8 @@ class Optimiser(abc.ABC, Generic[S]):
             before: the state at the end of a run on a similar function, whose curvature may serve.
         """
 
-    def scaled(self, state: S, factor: float, units: np.ndarray | float = 1.0) -> S:
-        """What a run remembers of curvature, for a function that curves `factor` times as much.
-
-        Args:
-            state: of the run.
-            factor: how much more the function curves.
-            units: what a step of 1 in each old coordinate is in the new one, [p].
-        """
+    def scaled(self, state: S, factor: float) -> S:
+        """What a run remembers of curvature, for a function that curves `factor` times as much."""
         return state
 
     @abc.abstractmethod

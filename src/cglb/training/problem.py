@@ -116,20 +116,6 @@ class Problem:
             return free
         return self.flatten(stage, self.unflatten(before, free))
 
-    def units(self, free: np.ndarray, stage: int) -> np.ndarray:
-        """What a small step of 1 in each free parameter of a stage is in the next one, at this model.
-
-        They differ if the noise floor does: near its floor, noise hardly moves with its free parameter.
-        """
-        following = self.carried(free, stage, stage + 1)
-        ones = jax.tree.map(jnp.ones_like, self.unflatten(stage, free))
-        slopes = (
-            self.parameters_of(at).pull(jnp.asarray(place), ones)
-            for at, place in ((stage, free), (stage + 1, following))
-        )
-        before, after = map(np.asarray, slopes)
-        return before / after
-
     def start(self, stage: int) -> np.ndarray:
         """The free vector at which a stage that has a start begins.
 

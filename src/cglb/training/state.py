@@ -242,7 +242,7 @@ class State:
             return None
         problem = self.problem
         factor = problem.rows(self.stage + 1) / problem.rows(self.stage)
-        return stage.optimiser.scaled(self.run, factor, problem.units(self.free, self.stage))
+        return stage.optimiser.scaled(self.run, factor)
 
     def _stage_is_over(self) -> bool:
         """Whether a stage before the last has had its steps or its share of the budget."""

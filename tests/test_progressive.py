@@ -13,9 +13,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 import cglb
 from cglb import CGLB, SGPR, Exact
 from cglb.methods.stages import EXACT_ROWS, GIVEN, GROWTH, SEARCH_FLOOR, STARTS, Start, progressive
-from cglb.training.free import LOG, Parameters
 from cglb.training.options import Options, default_stages
-from cglb.training.problem import Problem
 
 
 def toy(n, seed, d=4):
@@ -134,26 +132,6 @@ def test_inherited_curvature_saves_evaluations_and_ends_at_the_same_optimum():
     found, other = (cglb.train(start(), X, y, Exact(), stages=one) for one in (stages, alone))
     assert found.evaluations < other.evaluations
     assert found.bound == pytest.approx(other.bound, abs=0.05)
-
-
-def test_units_are_the_slopes_between_the_free_parameters_of_two_stages():
-    X, y = toy(60, 0)
-    stages = progressive(Exact(), 60, (20, 40), Exact, (Start(1.0),))
-    gp = cglb.GP(cglb.Matern32(np.array([0.5, 1.0, 2.0, 3.0])), np.asarray(1.1 * SEARCH_FLOOR))
-    with cglb.float64():
-        problem = Problem(X, y, None, stages, Parameters(gp, transform=LOG), Options())
-        before, after = len(stages) - 2, len(stages) - 1
-        free = problem.flatten(before, gp)
-        units = problem.units(free, before)
-        step = 1e-5
-
-        def moved(i):
-            return problem.carried(free + step * (np.arange(len(free)) == i), before, after)
-
-        slopes = [(moved(i) - moved(-1))[i] / step for i in range(len(free))]
-    np.testing.assert_allclose(units, slopes, rtol=1e-4)
-    assert 0.05 < units.min() < 0.2  # the noise, which has 1.1 floors before and 1,100 after
-    assert np.isclose(units.max(), 1.0)
 
 
 # ---- what is reached ----

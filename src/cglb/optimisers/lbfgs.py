@@ -71,8 +71,8 @@ class LBFGS(Optimiser[LBFGSState]):
             return LBFGSState(point, none, none)
         return LBFGSState(point, before.S, before.Y)
 
-    def scaled(self, state: LBFGSState, factor: float, units: np.ndarray | float = 1.0) -> LBFGSState:
-        return replace(state, S=state.S * units, Y=factor * state.Y / units)
+    def scaled(self, state: LBFGSState, factor: float) -> LBFGSState:
+        return replace(state, Y=factor * state.Y)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> LBFGSState:
         return LBFGSState(point_from(arrays), arrays["S"], arrays["Y"], float(arrays["before"]))

@@ -159,7 +159,7 @@ GROWN_STEPS, GROWN_SHARE = 60, 0.4
 SEARCH_FLOOR = 1e-3
 # Nats that five steps must gain. A part of the rows knows the optimum of all rows to within some nats.
 # On all rows steps are cheap while the exact method is; above, fewer nats per row change no prediction.
-SEARCH_GAIN, GROWN_GAIN, LAST_GAIN, LAST_GAIN_PER_ROW = 1.0, 0.5, 0.02, 5e-4
+SEARCH_GAIN, GROWN_GAIN, LAST_GAIN, LAST_GAIN_PER_ROW = 1.0, 2.0, 0.02, 5e-4
 # steps by which that is judged on many rows, where three more steps cost a minute or so
 MANY_ROWS_WINDOW = 2
 

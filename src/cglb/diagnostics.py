@@ -81,19 +81,19 @@ def leave_one_out(model: GPRegressor, seed: int = 0) -> Held:
     if n <= EXACT_ROWS:
         return Held(y, *model.leave_one_out(), f"each of {n} rows predicted from all others")
     rows = np.sort(np.random.default_rng(seed).choice(n, SAMPLE, replace=False))
-    mean, variance = _from_nearest(model.gp_, model._X, model._y, rows)
+    mean, variance = _from_nearest(model.gp_, model._X, model._y, model._noise_variances, rows)
     how = f"{SAMPLE} rows drawn at random, each predicted from the {NEAREST} nearest others"
     return Held(y[rows], mean * scale + shift, np.sqrt(variance) * scale, how)
 
 
-def _matrix(gp: Any, X: np.ndarray) -> np.ndarray:
+def _matrix(gp: Any, X: np.ndarray, noise: np.ndarray) -> np.ndarray:
     with float64():
         kernel = jax.tree.map(jnp.asarray, gp.kernel)
-        return np.asarray(kernel(jnp.asarray(X), jnp.asarray(X))) + float(gp.noise) * np.eye(len(X))
+        return np.asarray(kernel(jnp.asarray(X), jnp.asarray(X))) + np.diag(noise)
 
 
 def _from_nearest(
-    gp: Any, X: np.ndarray, y: np.ndarray, rows: np.ndarray
+    gp: Any, X: np.ndarray, y: np.ndarray, noise: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     scaled = X * gp.kernel.relevance(X.shape[1])
     norms = (scaled**2).sum(axis=1)
@@ -103,11 +103,11 @@ def _from_nearest(
         distance[row] = -np.inf  # the row itself comes first
         chosen = np.argpartition(distance, NEAREST)[: NEAREST + 1]
         chosen = np.concatenate([[row], chosen[chosen != row]])
-        K = _matrix(gp, X[chosen])
+        K = _matrix(gp, X[chosen], noise[chosen])
         factor = cho_factor(K[1:, 1:], lower=True)
         weights = cho_solve(factor, K[1:, 0])
         mean[place] = weights @ (y[chosen[1:]] - float(gp.mean)) + float(gp.mean)
-        variance[place] = max(K[0, 0] - weights @ K[1:, 0], float(gp.noise))
+        variance[place] = max(K[0, 0] - weights @ K[1:, 0], float(noise[row]))
     return mean, variance
 
 

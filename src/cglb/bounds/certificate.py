@@ -129,7 +129,7 @@ class Certificate:
         Args:
             seconds: the remaining time; None for no limit.
         """
-        n = self._system.n
+        n = self._system.count
         if self.settled:
             return "the interval cannot be refined further"
         # A, its copy in chunks, the blocks' rows and an n × m product are in memory at the same time
@@ -147,7 +147,7 @@ class Certificate:
         """Compute one level: bounds with the current numbers of inducing points and neighbours."""
         started = time.perf_counter()
         system, asked = self._level(), self._m
-        e = self._y - system.gp.mean
+        e = system.residual(self._y)
         solution = system.solve(e, self._v, Limits(CG_NATS))
         self._v = solution.v
         rounding = Rounding.of(system)
@@ -156,28 +156,29 @@ class Certificate:
         above, below = (self._values(side, system, rounding) for side in (Side.ABOVE, Side.BELOW))
         slack = max(float(quadratic.upper - quadratic.lower) - 2.0 * float(solution.slack), 0.0)
         self._narrow(
-            _nats(system.n, float(quadratic.upper), min(above), -1.0),
-            _nats(system.n, float(quadratic.lower), max(below), 1.0),
+            _nats(system.count, float(quadratic.upper), min(above), -1.0),
+            _nats(system.count, float(quadratic.lower), max(below), 1.0),
             0.5 * rounding.logdet + 0.25 * slack,
         )
         # fewer points than requested: they already determine all other rows
-        self.settled = system.m >= system.n or system.m < asked
+        self.settled = system.m >= system.count or system.m < asked
         if system is not self._system:
             system.release()
         self._first = False
-        self._m = min(2 * asked, system.n)
+        self._m = min(2 * asked, system.count)
         self._neighbours *= 2
         self._last_seconds = time.perf_counter() - started
 
     def _values(self, side: Side, system: System, rounding: Rounding) -> list[float]:
         """The certain values of all bounds on one side; those that are NaN are left out and named."""
         found = [math.inf if side == Side.ABOVE else -math.inf]
+        units = float(system.log_units())
         for bound in self._bounds(side, system):
             value = bound.certain(system.view, rounding)
             if math.isnan(value):
                 self.left_out[bound.name] = None
             else:
-                found.append(value)
+                found.append(value + units)
         return found
 
     def _narrow(self, lower: float, upper: float, rounding: float) -> None:
@@ -206,7 +207,7 @@ class Certificate:
     def _level(self) -> System:
         """The system of this level: at first the given one, then one with new inducing points."""
         given = self._system
-        jitter = provable_jitter(given.gp.kernel, given.X.shape[1], min(self._m, given.n))
+        jitter = provable_jitter(given.gp.kernel, given.X.shape[1], min(self._m, given.count))
         if self._first:
             if Rounding.of(given).logdet <= WORTH_FACTORING or given.solver.jitter >= jitter:
                 return given
@@ -214,7 +215,7 @@ class Certificate:
             return given.again(solver, given.neighbours)
         Z = given.X[inducing.greedy_rows(given.gp.kernel, given.X, self._m, seed=0)]
         solver = Solver(memory_gb=self._memory_gb, jitter=max(DEFAULT_JITTER, jitter))
-        kernel, k = given.gp.kernel, min(self._neighbours, given.n)
+        kernel, k = given.gp.kernel, min(self._neighbours, given.count)
         blocks = find_blocks(kernel, given.X, neighbours=k)
         return System(given.gp, given.X, Z, solver, neighbours=Neighbours.given(blocks))
 
@@ -227,7 +228,7 @@ class Certificate:
     @property
     def rows(self) -> int:
         """The number of rows."""
-        return self._system.n
+        return self._system.count
 
     @cached_property
     def _quadrature(self) -> LogQuadrature:
@@ -259,8 +260,8 @@ class Certificate:
             risk = (1.0 - confidence) * 6.0 / (math.pi * looks) ** 2
             quantile = float(student.ppf(1.0 - 0.5 * risk, count - 1))
             low, high = quadrature.interval(quantile)
-            lower = max(self.lower, _nats(system.n, self._form[1], high, -1.0))
-            upper = max(min(self.upper, _nats(system.n, self._form[0], low, 1.0)), lower)
+            lower = max(self.lower, _nats(system.count, self._form[1], high, -1.0))
+            upper = max(min(self.upper, _nats(system.count, self._form[0], low, 1.0)), lower)
             last = time.perf_counter() - before
             spent = time.perf_counter() - started + last
             if upper - lower <= tolerance or count >= MOST_PROBES or (seconds or math.inf) < spent:
@@ -272,10 +273,10 @@ class Certificate:
         Args:
             known: its value and K̂⁻¹e, if K̂ has been factored before.
         """
-        system, e = self._system, self._y - self._system.gp.mean
+        system, e = self._system, self._system.residual(self._y)
         if known is None:
             found = dense.factor(system.gp, system.X, self._y)
-            terms = BoundTerms.of(system.n, found.quadratic, found.logdet)
+            terms = BoundTerms.of(system.count, found.quadratic, found.logdet)
             known = float(terms.value), jnp.asarray(found.alpha)
         value, alpha = known
         gp = system.gp

@@ -24,7 +24,7 @@ from cglb.bounds.logdet import LogdetBound, Side
 from cglb.bounds.terms import BoundTerms
 from cglb.core.precision import is_traced
 from cglb.core.validation import boundary
-from cglb.linalg import dense
+from cglb.linalg import dense, row_noise
 from cglb.linalg.cg import Solution, Stop
 from cglb.linalg.nystrom import DEFAULT_JITTER
 from cglb.linalg.quadratic import QuadraticInterval
@@ -43,7 +43,7 @@ def exact(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> BoundTerms:
     Raises:
         numpy.linalg.LinAlgError: if K̂ has no factor in float64 (inside a trace the terms are NaN).
     """
-    found = BoundTerms.of(X.shape[0], *dense.terms(gp, X, y))
+    found = BoundTerms.of(row_noise.number(gp.kernel, X), *dense.terms(gp, X, y))
     if is_traced(gp, X, y, found):
         return found
     if not np.isfinite(float(found.value)):
@@ -53,7 +53,7 @@ def exact(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> BoundTerms:
         )
     noise = float(gp.noise)
     norm = float(np.sqrt(-2.0 * float(found.quadratic) / noise))  # |K̂⁻¹e|² ≤ eᵀK̂⁻¹e/σ²
-    error = dense_rounding(gp.kernel, noise, X, y - gp.mean, norm)
+    error = dense_rounding(gp.kernel, noise, X, row_noise.residual(gp, X, y), norm)
     return replace(found, rounding=0.5 * (error.logdet + error.quadratic))
 
 
@@ -88,8 +88,8 @@ def sgpr_at(
     system: System, gp: GP, Z: Float[Array, "m d"], y: Float[Array, " n"], logdet: LogdetBound
 ) -> BoundTerms:
     """`sgpr` with a system at the values of (gp, Z) and a prepared log-det bound."""
-    view, quadratic = system.linearised(gp, Z, y - gp.mean, logdet.rows)
-    return BoundTerms.of(system.n, quadratic, logdet(view))
+    view, quadratic = system.linearised(gp, Z, system.residual(y, gp), logdet.rows)
+    return BoundTerms.of(system.count, quadratic, logdet(view) + system.log_units(gp))
 
 
 @boundary
@@ -133,11 +133,11 @@ def cglb_at(
     logdet: LogdetBound,
 ) -> BoundTerms:
     """`cglb` with a system at the values of (gp, Z), the value of K̂v and a prepared log-det bound."""
-    e = y - gp.mean
+    e = system.residual(y, gp)
     product = system.known_product(gp, v, K_hat_v)
     view, residual_form = system.linearised(gp, Z, e - product, logdet.rows)
     quadratic = lemma_3(e, v, product, residual_form)
-    return BoundTerms.of(system.n, quadratic.upper, logdet(view))
+    return BoundTerms.of(system.count, quadratic.upper, logdet(view) + system.log_units(gp))
 
 
 @boundary
@@ -180,11 +180,11 @@ def upper_at(
     logdet: LogdetBound,
 ) -> BoundTerms:
     """`upper` with a system at the values of (gp, Z), the value of K̂v and a prepared log-det bound."""
-    e = y - gp.mean
+    e = system.residual(y, gp)
     product = system.known_product(gp, v, K_hat_v)
     view, _ = system.linearised(gp, Z, e, logdet.rows)
     quadratic = lemma_3(e, v, product, jnp.zeros_like(e[0]))
-    return BoundTerms.of(system.n, quadratic.lower, logdet(view))
+    return BoundTerms.of(system.count, quadratic.lower, logdet(view) + system.log_units(gp))
 
 
 @boundary
@@ -198,7 +198,7 @@ def quadratic_interval(
 ) -> QuadraticInterval:
     """2eᵀv − vᵀK̂v ≤ eᵀK̂⁻¹e ≤ rᵀQ̂⁻¹r + 2eᵀv − vᵀK̂v (Lemma 3), for every v."""
     system = _fixed_system(gp, X, Z, jitter)
-    e, K_hat_v = y - gp.mean, system.operator @ v
+    e, K_hat_v = system.residual(y), system.operator @ v
     r = e - K_hat_v
     return lemma_3(e, v, K_hat_v, r @ system.nystrom.solve(r))
 
@@ -225,7 +225,7 @@ def _with_rounding(
         at: v and K̂v; None for v = 0.
         logdet: the bound on log|K̂|.
     """
-    e = y - system.gp.mean
+    e = system.residual(y)
     if is_traced(found, system.gp, system.X, y, at):
         return found
     v, K_hat_v = (jnp.zeros_like(e), jnp.zeros_like(e)) if at is None else at
@@ -235,7 +235,7 @@ def _with_rounding(
     certain = rounding.quadratic(e, Solution(v, K_hat_v, slack, 0, 0, Stop.TOLERANCE))
     sides = {Side.ABOVE: certain.upper, Side.BELOW: certain.lower}
     quadratic = abs(float(sides[logdet.side]) + 2.0 * float(found.quadratic))
-    value = -2.0 * float(found.logdet)
+    value = -2.0 * float(found.logdet) - float(system.log_units())
     return replace(found, rounding=0.5 * (quadratic + logdet.margin(value, system.view, rounding)))
 
 

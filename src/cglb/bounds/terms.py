@@ -47,7 +47,7 @@ class BoundTerms(eqx.Module):
 
     @classmethod
     def of(
-        cls, n: int, quadratic: Number | float, logdet: Number | float, rounding: float = 0.0
+        cls, n: Any, quadratic: Number | float, logdet: Number | float, rounding: float = 0.0
     ) -> BoundTerms:
         """The terms from eᵀK̂⁻¹e and log|K̂|, or from bounds on them."""
         constant = -0.5 * n * np.log(2.0 * np.pi)

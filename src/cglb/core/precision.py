@@ -19,6 +19,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from cglb.core.cache import cache_by_default
+
 __all__ = ["Number", "cast", "float64", "is_float64", "is_traced", "to_numpy"]
 
 # one real number: a NumPy array outside the scope, a JAX array inside
@@ -49,7 +51,9 @@ class _Process:
                 'here. Start processes with multiprocessing.get_context("spawn"), or fork before the '
                 "first use of cglb."
             )
-        self.used = True
+        if not self.used:
+            self.used = True
+            cache_by_default()
 
     def after_fork(self) -> None:
         self.orphan = self.used

@@ -12,8 +12,8 @@ from cglb.data.table import Table
 __all__ = ["check_target", "feature_scale", "missing_message"]
 
 
-def check_target(X: Any, y: Any, drop_missing: bool) -> tuple[Any, Any]:
-    """X and y without the rows whose target is missing.
+def check_target(X: Any, y: Any, drop_missing: bool) -> tuple[Any, Any, Any]:
+    """X and y without the rows whose target is missing, and the numbers of the rows that are left.
 
     Args:
         X: inputs, as the user gave them.
@@ -26,13 +26,13 @@ def check_target(X: Any, y: Any, drop_missing: bool) -> tuple[Any, Any]:
     if y is None:
         raise ValueError("GPRegressor requires y to be passed, but the target y is None.")
     if np.asarray(y).dtype.kind not in "fO":
-        return X, y
+        return X, y, slice(None)
     try:
         values = _numbers(y)
     except (TypeError, ValueError):
-        return X, y  # scikit-learn's validation has a better message
+        return X, y, slice(None)  # scikit-learn's validation has a better message
     if not np.isnan(values).any():
-        return X, y
+        return X, y, slice(None)
     missing = np.isnan(values).reshape(len(values), -1).any(axis=1)
     if not drop_missing:
         raise ValueError(
@@ -40,7 +40,7 @@ def check_target(X: Any, y: Any, drop_missing: bool) -> tuple[Any, Any]:
             "those rows, or pass drop_missing=True."
         )
     keep = np.flatnonzero(~missing)
-    return _rows(X, keep), values[keep]
+    return _rows(X, keep), values[keep], keep
 
 
 def _numbers(table: Any) -> np.ndarray:
@@ -85,9 +85,9 @@ def missing_message(X: Any) -> None:
 
 
 def feature_scale(
-    X: Float[np.ndarray, "n d"],
+    X: Float[np.ndarray, "n d"], weight: Float[np.ndarray, " n"] | None = None
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
-    """Mean and standard deviation of each column.
+    """Mean and standard deviation of each column, of rows that count by their weight if there is one.
 
     A column that is constant up to rounding has its magnitude as its scale, so that results do not
     depend on units. Columns are divided by their largest magnitude first, so that huge or tiny units
@@ -96,6 +96,10 @@ def feature_scale(
     size = np.abs(X).max(axis=0)
     size = np.where(size > 0.0, size, 1.0)
     unit = X / size
-    shift, scale = unit.mean(axis=0), unit.std(axis=0)
+    if weight is None:
+        shift, scale = unit.mean(axis=0), unit.std(axis=0)
+    else:
+        shift = np.average(unit, axis=0, weights=weight)
+        scale = np.sqrt(np.average((unit - shift) ** 2, axis=0, weights=weight))
     scale = np.where(scale > 1e-14, scale, 1.0)
     return shift * size, scale * size

@@ -16,8 +16,8 @@ from cglb.data.table import Table
 __all__ = ["take_new", "take_training"]
 
 
-def take_training(estimator: Any, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
-    """X [n, d] and y [n] as checked float64 arrays.
+def take_training(estimator: Any, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray, Any]:
+    """X [n, d] and y [n] as checked float64 arrays, and which of the given rows they are.
 
     Args:
         estimator: has the settings `drop_missing` and `impute`, and takes names and number of columns
@@ -26,7 +26,7 @@ def take_training(estimator: Any, X: Any, y: Any, reset: bool) -> tuple[np.ndarr
         y: targets, as the user gave them.
         reset: learn the columns from this X, instead of comparing with those known.
     """
-    X, y = check_target(X, y, estimator.drop_missing)
+    X, y, kept = check_target(X, y, estimator.drop_missing)
     if reset:
         estimator.encoding_ = None
         by_table = is_table(X, estimator.impute or estimator.drop_missing)
@@ -35,7 +35,7 @@ def take_training(estimator: Any, X: Any, y: Any, reset: bool) -> tuple[np.ndarr
     if not by_table:
         missing_message(X)
         X, y = validate_data(estimator, X, y, reset=reset, dtype=np.float64, order="C", y_numeric=True)
-        return X, np.asarray(y, dtype=np.float64)
+        return X, np.asarray(y, dtype=np.float64), kept
     X = _as_table(estimator, X, reset)
     check_consistent_length(X, y)
     known: Any = estimator.encoding_
@@ -43,12 +43,13 @@ def take_training(estimator: Any, X: Any, y: Any, reset: bool) -> tuple[np.ndarr
     if estimator.drop_missing and not estimator.impute and missing_columns(table):
         keep = ~np.any([column.missing for column in table.columns], axis=0)
         table, y = table.rows(keep), np.asarray(y)[keep]
+        kept = np.flatnonzero(keep) if isinstance(kept, slice) else kept[keep]
     if reset:
         known = estimator.encoding_ = Encoding.learn(table, estimator.impute)
     inputs, notes = known.encode(table)
     _warn(notes)
     inputs, y = check_X_y(inputs, y, order="C", y_numeric=True, estimator=estimator)
-    return inputs, np.asarray(y, dtype=np.float64)
+    return inputs, np.asarray(y, dtype=np.float64), kept
 
 
 def take_new(estimator: Any, X: Any) -> np.ndarray:

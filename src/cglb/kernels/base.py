@@ -316,7 +316,12 @@ def names() -> tuple[str, ...]:
 
 
 def _concrete() -> list[tuple[str, type[Kernel]]]:
-    return [entry for entry in _REGISTRY.values() if not inspect.isabstract(entry[1])]
+    """Those that users build; a name that begins with "_" is for use inside the package."""
+    return [
+        entry
+        for entry in _REGISTRY.values()
+        if not inspect.isabstract(entry[1]) and not entry[0].startswith("_")
+    ]
 
 
 def _plain(name: str) -> str:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from cglb.kernels.base import Kernel
 from cglb.kernels.distance import squared_distance
+from cglb.linalg.row_noise import number
 
 __all__ = ["BLOCK", "NEIGHBOURS", "Blocks", "Neighbours", "find_blocks"]
 
@@ -71,23 +72,25 @@ def find_blocks(
         random_order: shuffle the blocks; otherwise they keep the order of the tree.
         seed: of the shuffle.
     """
-    n, d = X.shape
-    scaled = jnp.asarray(X) * jnp.asarray(kernel.relevance(d))[None, :]
-    leaves = _leaves(np.asarray(scaled), min(block, n))
+    n, d = number(kernel, X), X.shape[1]
+    scaled = np.asarray(X) * np.asarray(kernel.relevance(d))[None, :]
+    leaves = _leaves(scaled[:n], min(block, n))
     if random_order:
         shuffled = np.random.default_rng(seed).permutation(len(leaves))
         leaves = [leaves[i] for i in shuffled]
     p = max(len(leaf) for leaf in leaves)
-    rows = np.zeros((len(leaves), p), dtype=np.int32)
-    valid = np.zeros((len(leaves), p), dtype=bool)
+    # as many blocks as all rows would fill, those that count for nothing included: one program for all
+    count = len(leaves) + -(-X.shape[0] // p) - -(-n // p)
+    rows = np.zeros((count, p), dtype=np.int32)
+    valid = np.zeros((count, p), dtype=bool)
     for i, leaf in enumerate(leaves):
         rows[i, : len(leaf)], valid[i, : len(leaf)] = leaf, True
-    position = np.zeros(n, dtype=np.int32)  # the block each row is in
+    position = np.full(X.shape[0], count, dtype=np.int32)  # the block each row is in
     for i, leaf in enumerate(leaves):
         position[leaf] = i
     rows, valid = jnp.asarray(rows), jnp.asarray(valid)
     k = min(neighbours, n)
-    found, found_valid = _nearest_earlier(k, scaled, jnp.asarray(position), rows, valid)
+    found, found_valid = _nearest_earlier(k, jax.device_put(scaled), jnp.asarray(position), rows, valid)
     return Blocks(rows, valid, found, found_valid)
 
 

@@ -17,6 +17,8 @@ from cglb.compute.backend import backend_of
 from cglb.compute.factors import Factor, Vector
 from cglb.core.precision import Number, is_traced
 from cglb.kernels.base import Kernel
+from cglb.kernels.rows import RowScaled
+from cglb.linalg import row_noise
 from cglb.model import GP
 
 __all__ = ["Exact", "factor", "terms", "value_and_gradient"]
@@ -39,7 +41,13 @@ def factor(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> Exact:
             numbers are NaN instead).
     """
     arrays = backend_of(gp, X, y).arrays
-    found = _exact(gp.kernel, gp.noise, X, arrays.asarray(y) - arrays.asarray(gp.mean))
+    if isinstance(gp.kernel, RowScaled):
+        e = arrays.asarray(row_noise.residual(gp, X, y))
+    else:
+        e = arrays.asarray(y) - arrays.asarray(gp.mean)
+    found = _exact(gp.kernel, gp.noise, X, e)
+    if isinstance(gp.kernel, RowScaled):
+        found = found._replace(logdet=found.logdet + arrays.asarray(_shift(gp, X)))
     if not is_traced(found.logdet) and not np.isfinite(float(found.logdet)):
         raise np.linalg.LinAlgError(
             f"K + noise·I [{X.shape[0]} x {X.shape[0]}] is not positive definite in {X.dtype} at noise "
@@ -60,16 +68,36 @@ def value_and_gradient(
     """
     found = factor(gp, X, y)
     slopes = found.factor.pull(gp.kernel, X, found.alpha, -0.5, -0.5, overwrite=True)
-    # slopes may be negative, which a model made by its constructor may not
     leaves = (*jax.tree.leaves(slopes.kernel), slopes.noise, found.alpha.sum())
+    if isinstance(gp.kernel, RowScaled):
+        leaves = _with_rows(gp, X, y, jnp.asarray(found.alpha), leaves[:-1])
+    # slopes may be negative, which a model made by its constructor may not
     return found.quadratic, found.logdet, jax.tree.unflatten(jax.tree.structure(gp), leaves)
+
+
+@jax.jit
+def _with_rows(gp: GP, X: Array, y: Array, alpha: Array, slopes: tuple) -> tuple:
+    """The slopes in kernel and noise, with those through e and the noise of each row, and that in μ."""
+
+    def through_rows(gp: GP) -> tuple[Array, Array]:
+        return row_noise.residual(gp, X, y), jnp.asarray(_shift(gp, X))
+
+    _, pull = jax.vjp(through_rows, gp)
+    more = jax.tree.leaves(pull((-alpha, jnp.asarray(-0.5, dtype=X.dtype)))[0])
+    return (*(a + b for a, b in zip(slopes, more[:-1], strict=True)), more[-1])
+
+
+def _shift(gp: GP, X: Array) -> Any:
+    return row_noise.shift(gp.kernel, gp.noise, X)
 
 
 def terms(
     gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(eᵀK̂⁻¹e, log|K̂|), differentiable in gp, X and y; NaN if K̂ is not positive definite."""
-    return _terms(gp.kernel, jnp.asarray(gp.noise), X, y - gp.mean)  # pyright: ignore[reportReturnType]
+    noise, e = jnp.asarray(gp.noise), row_noise.residual(gp, X, y)
+    quadratic, logdet = _terms(gp.kernel, noise, X, e)  # pyright: ignore[reportGeneralTypeIssues]
+    return quadratic, logdet + _shift(gp, X)
 
 
 def _exact(kernel: Kernel, noise: Number, X: Array, e: Vector) -> Exact:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from cglb.core.validation import boundary
 from cglb.kernels.base import Kernel
+from cglb.linalg.row_noise import number
 
 __all__ = ["greedy", "greedy_rows", "kmeans", "pivots", "uniform"]
 
@@ -53,10 +54,12 @@ def greedy_rows(
         enough: stop where the conditional variances of all rows sum to at most this; the number of
             points is then rounded up to a power of two, so that there are few sizes to compile for.
     """
-    _check_count(m, X.shape[0])
-    n = X.shape[0]
-    order = np.arange(n) if seed is None else np.random.default_rng(seed).permutation(n)
-    chosen, variances = pivots(m, kernel, X[order])
+    _check_count(m, number(kernel, X))
+    n, size = number(kernel, X), X.shape[0]
+    order = np.arange(size)
+    if seed is not None:  # rows that count for nothing stay last
+        order[:n] = np.random.default_rng(seed).permutation(n)
+    chosen, variances = pivots(m, kernel, jax.device_put(np.asarray(X)[order]))
     useful = np.asarray(variances) > DETERMINED * float(np.max(np.asarray(kernel.diag(X))))
     useful[0] = True
     count = int(np.sum(np.logical_and.accumulate(useful)))

@@ -201,7 +201,7 @@ class AutoPreconditioning(ChainPreconditioning):
     patience = 3
 
     def wanted(self, system: System) -> bool:
-        unexplained = float(jnp.mean(system.nystrom.residual_diag))
+        unexplained = float(jnp.sum(system.nystrom.residual_diag)) / system.count
         return unexplained > POOR_NYSTROM * float(system.gp.noise)
 
 

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from scipy.linalg import eigh_tridiagonal, solve_banded
 
 from cglb.compute.products import transposed_product
+from cglb.linalg import row_noise
 from cglb.linalg.blocks import Blocks
 from cglb.linalg.krylov import dot
 from cglb.linalg.preconditioners import chain_preconditioner
@@ -108,6 +109,7 @@ class LogQuadrature:
         real = np.asarray(self._whitening.real)
         self.logdet_P = (
             system.n * np.log(noise)
+            + float(row_noise.shift(system.gp.kernel, system.gp.noise, system.X))
             - 2.0 * float(np.sum(np.log(pivots[real])))
             + float(np.sum(np.log1p(values)))
         )
@@ -128,10 +130,10 @@ class LogQuadrature:
         """Add `PROBES` probes: at most `MOST_STEPS` products with K̂ of so many columns."""
         real = np.asarray(self._whitening.real)
         signs = self._rng.choice([-1.0, 1.0], size=(len(real), PROBES)) * real[:, None]
-        scale = np.sqrt(float(self._system.n))
+        scale = np.sqrt(float(self._system.count))
         Q, alphas, betas = [jnp.asarray(signs / scale)], [], []
         upper = lower = np.zeros(PROBES)
-        for _ in range(min(MOST_STEPS, self._system.n)):
+        for _ in range(min(MOST_STEPS, self._system.count)):
             w = self._apply(Q[-1])
             self.products += 1
             alphas.append(np.asarray(dot(Q[-1], w)))
@@ -139,8 +141,8 @@ class LogQuadrature:
                 w = _without(w, q)
             beta = np.asarray(jnp.sqrt(dot(w, w)))
             a, b = np.array(alphas), np.array(betas).reshape(-1, PROBES)
-            upper = self._system.n * np.array([_gauss(a[:, t], b[:, t]) for t in range(PROBES)])
-            lower = self._system.n * np.array(
+            upper = self._system.count * np.array([_gauss(a[:, t], b[:, t]) for t in range(PROBES)])
+            lower = self._system.count * np.array(
                 [_radau(a[:, t], b[:, t], beta[t], self._floor) for t in range(PROBES)]
             )
             spread = float(np.std(upper, ddof=1))

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 from cglb.kernels.base import Kernel
 from cglb.linalg.nystrom import Nystrom
 from cglb.linalg.quadratic import QuadraticInterval
+from cglb.linalg.row_noise import log_size
 
 if TYPE_CHECKING:
     from cglb.linalg.cg import Solution
@@ -78,7 +79,7 @@ def dense_rounding(
     error = (kernel.rounding(X.shape[1]) + gamma(3 * n)) * trace
     growth = _ratio(error, noise)
     form = error * norm**2 * (1.0 + growth) + 4.0 * gamma(n) * norm * float(jnp.linalg.norm(e))
-    logdet = float(np.sqrt(n)) * growth + 4.0 * gamma(n) * n * (1.0 + abs(float(np.log(noise))))
+    logdet = float(np.sqrt(n)) * growth + 4.0 * gamma(n) * log_size(kernel, noise, X)
     return DenseRounding(logdet, form if np.isfinite(growth) else np.inf)
 
 
@@ -93,6 +94,7 @@ class Rounding:
         noise: σ².
         trace: tr K.
         largest: the largest prior variance.
+        logs: Σ (1 + |log Dᵢ|), Dᵢ the noise variance of each row.
         explained: ‖A‖².
         missing: ε, a bound on the trace of a P ⪰ 0 with K̂ + P ⪰ Q̂ for the computed factors of Q̂.
     """
@@ -103,6 +105,7 @@ class Rounding:
     noise: float
     trace: float
     largest: float
+    logs: float
     explained: float
     missing: float
 
@@ -115,7 +118,8 @@ class Rounding:
         missing = _missing(factors, kernel, system.Z, trace, entry)
         explained = float(jnp.sum(factors.At * factors.At))
         noise = float(system.gp.noise)
-        return cls(system.n, system.m, entry, noise, trace, float(diag.max()), explained, missing)
+        logs = log_size(kernel, noise, system.X)
+        return cls(system.n, system.m, entry, noise, trace, float(diag.max()), logs, explained, missing)
 
     @cached_property
     def product(self) -> float:
@@ -143,7 +147,7 @@ class Rounding:
         """
         diagonal = (self.entry + 2.0 * gamma(self.m)) * self.trace / self.noise
         lost = -float(np.log1p(-self.lost)) if self.lost < 1.0 else np.inf
-        size = self.n * (1.0 + abs(float(np.log(self.noise)))) + self.m
+        size = self.logs + self.m
         return 2.0 * self.logdet_B + lost + diagonal + 4.0 * gamma(self.n) * size
 
     def quadratic(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -21,6 +22,7 @@ from cglb.linalg.nystrom import DEFAULT_JITTER, Nystrom
 from cglb.linalg.operator import STORE_GB, KernelOperator, StoredOnUse
 from cglb.linalg.preconditioners import OnDemand, Preconditioning
 from cglb.linalg.quadratic import QuadraticInterval, quadratic_interval
+from cglb.linalg.row_noise import log_units, number, residual
 from cglb.linalg.view import View, linearise
 from cglb.model import GP
 
@@ -83,7 +85,26 @@ class System:
 
     @property
     def n(self) -> int:
+        """Rows, those that count for nothing included."""
         return self.X.shape[0]
+
+    @cached_property
+    def count(self) -> Any:
+        """Rows that count (see `cglb.linalg.row_noise`)."""
+        return number(self.gp.kernel, self.X)
+
+    def residual(self, y: Float[Array, " n"], gp: GP | None = None) -> Float[Array, " n"]:
+        """e = y − μ, in units of each row's own noise if it has one.
+
+        Args:
+            y: targets.
+            gp: the model, at the values of this system, to differentiate in.
+        """
+        return residual(self.gp if gp is None else gp, self.X, y)
+
+    def log_units(self, gp: GP | None = None) -> Any:
+        """What bounds on log|K̂| lack where rows have noise of their own; 0 otherwise."""
+        return log_units((self.gp if gp is None else gp).kernel, self.X)
 
     @property
     def m(self) -> int:
@@ -214,4 +235,5 @@ def solve(
         solver: how to solve.
         **options: fields of `solver` to replace, such as `tolerance=1e-3`.
     """
-    return System(gp, X, Z, replace(solver, **options)).solve(y - gp.mean, v0)
+    system = System(gp, X, Z, replace(solver, **options))
+    return system.solve(system.residual(y), v0)

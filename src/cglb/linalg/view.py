@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from cglb.compute import triangular
 from cglb.kernels import Kernel
+from cglb.linalg import row_noise
 from cglb.linalg.nystrom import Nystrom
 from cglb.linalg.nystrom_gradient import gram
 from cglb.model import GP
@@ -27,7 +28,8 @@ __all__ = ["View", "linearise", "logdet_plus_identity"]
 class View(eqx.Module):
     """The input of bounds on log|K̂|: σ², G = AAᵀ and, for some bounds, A.
 
-    E = K − Q ⪰ 0 is what the inducing points do not explain, δ its diagonal.
+    E = K − Q ⪰ 0 is what the inducing points do not explain, δ its diagonal. For rows with noise of
+    their own, K̂ is in units of that noise. Rows that count for nothing are neither in n nor in log|K̂|.
 
     Attributes:
         kernel: k.
@@ -46,8 +48,9 @@ class View(eqx.Module):
     At: Float[Array, "n m"] | None
 
     @property
-    def n(self) -> int:
-        return self.X.shape[0]
+    def n(self) -> Any:
+        """The rows that count: a number, or JAX's inside a trace."""
+        return row_noise.number(self.kernel, self.X)
 
     @property
     def m(self) -> int:

@@ -46,7 +46,7 @@ class CGLB(Method, name="cglb"):
         mixed: float32 products inside CG, with a float64 certificate.
     """
 
-    exact_first = True
+    exact_first = padded = True
 
     logdet: str | LogdetBound = "amgm"
     cg_tolerance: float = 1.0
@@ -84,7 +84,7 @@ class CGLB(Method, name="cglb"):
     ) -> Evaluation | None:
         logdet = sparse.prepared_bound(prepared)
         try:
-            solution = system.solve(y - system.gp.mean, v0)
+            solution = system.solve(system.residual(y), v0)
             system.release()
             v, K_hat_v = solution.v, solution.K_hat_v
             terms, (gp_bar, Z_bar) = sparse.value_and_gradient(
@@ -113,7 +113,7 @@ class CGLB(Method, name="cglb"):
         self, system: System, y: Float[Array, " n"], v0: Float[Array, " n"] | None = None
     ) -> Conditioned:
         limits = Limits(min(PREDICTION_NATS, self.cg_tolerance), self.cg_max_steps)
-        solution = system.solve(y - system.gp.mean, v0, limits)
+        solution = system.solve(system.residual(y), v0, limits)
         return Conditioned(SparsePosterior.of(system, y, solution), solution)
 
     def stages(self, n: int, part: int | None, joint: bool) -> tuple[Stage, ...]:

@@ -34,7 +34,7 @@ from jaxtyping import Array, Float
 from cglb.bounds.terms import BoundTerms
 from cglb.core.errors import NystromError
 from cglb.core.validation import boundary
-from cglb.linalg import inducing
+from cglb.linalg import inducing, row_noise
 from cglb.linalg.cg import Stop
 from cglb.linalg.lanczos import block_cg, log_quadrature
 from cglb.linalg.nystrom import DEFAULT_JITTER, Nystrom
@@ -134,8 +134,8 @@ def evaluate(
         return None
     return finite_or_none(
         Evaluation(
-            BoundTerms.of(system.n, (y - system.gp.mean) @ found.v, found.logdets.mean()),
-            gradient(system, found),
+            BoundTerms.of(system.count, system.residual(y) @ found.v, found.logdets.mean()),
+            gradient(system, found, y),
             slack=None,
             jitter=found.jitter,
             cg_steps=found.steps,
@@ -154,7 +154,7 @@ def draw(settings: Estimator, system: System, y: Float[Array, " n"], seed: int |
     probes, W, size = _probes(precondition, settings, seed)
     solution = block_cg(
         system.fast,
-        jnp.concatenate([(y - system.gp.mean)[:, None], probes], axis=1),
+        jnp.concatenate([system.residual(y)[:, None], probes], axis=1),
         precondition,
         tolerance=settings.cg_tolerance,
         min_steps=settings.cg_min_steps,
@@ -162,7 +162,8 @@ def draw(settings: Estimator, system: System, y: Float[Array, " n"], seed: int |
     )
     system.release()
     per_unit = log_quadrature(solution.alpha[:, 1:], solution.rho[:, 1:])
-    logdets = float(factors.logdet) + np.asarray(size) * per_unit
+    of_rows = float(row_noise.shift(system.gp.kernel, system.gp.noise, system.X))
+    logdets = float(factors.logdet) + of_rows + np.asarray(size) * per_unit
     return Draw(
         solution.V[:, 0],
         solution.V[:, 1:],
@@ -200,11 +201,18 @@ def _root(factors: Nystrom, epsilon: Array) -> Array:
     return jnp.sqrt(factors.noise) * (factors.At @ epsilon[:m] + epsilon[m:])
 
 
-def gradient(system: System, found: Draw) -> GP:
+def gradient(system: System, found: Draw, y: Float[Array, " n"]) -> GP:
     """dL in all hyperparameters from one draw, as a GP of slopes; one pass over the tiles."""
     t = found.U.shape[1]
     a = jnp.concatenate([0.5 * found.v[:, None], found.U * (-0.5 / t)], axis=1)
     b = jnp.concatenate([found.v[:, None], found.W], axis=1)
     K_hat_bar = system.operator.bilinear_gradient(a, b)
-    slopes = (K_hat_bar.kernel, K_hat_bar.noise, jnp.sum(found.v))
-    return eqx.tree_at(lambda g: (g.kernel, g.noise, g.mean), system.gp, slopes)
+    _, pull = jax.vjp(lambda gp: (system.residual(y, gp), _shift(gp, system.X)), system.gp)
+    (more,) = pull((-found.v, jnp.asarray(-0.5, dtype=found.v.dtype)))
+    slopes = (K_hat_bar.kernel, K_hat_bar.noise, jnp.zeros_like(found.v[0]))
+    known = eqx.tree_at(lambda g: (g.kernel, g.noise, g.mean), system.gp, slopes)
+    return jax.tree.map(jnp.add, known, more)
+
+
+def _shift(gp: GP, X: Array) -> Array:
+    return jnp.asarray(row_noise.shift(gp.kernel, gp.noise, X), dtype=X.dtype)

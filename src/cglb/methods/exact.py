@@ -50,7 +50,7 @@ class Exact(Method, name="exact"):
             quadratic, logdet, gp_bar = dense.value_and_gradient(system.gp, system.X, y)
         except np.linalg.LinAlgError:
             return None
-        terms = BoundTerms.of(system.n, quadratic, logdet)
+        terms = BoundTerms.of(system.count, quadratic, logdet)
         return finite_or_none(Evaluation(terms, gp_bar))
 
     def condition(

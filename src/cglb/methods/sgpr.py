@@ -33,7 +33,7 @@ class SGPR(Method, name="sgpr"):
         jitter: relative jitter on Kuu.
     """
 
-    exact_first = True
+    exact_first = padded = True
 
     logdet: str | LogdetBound = "trace"
     jitter: float = DEFAULT_JITTER

@@ -14,16 +14,31 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from cglb.core.precision import is_traced
 from cglb.core.validation import boundary
 from cglb.linalg.operator import KernelOperator
+from cglb.linalg.row_noise import bucket
 from cglb.model import GP
 
-__all__ = ["BATCH_ROWS", "Posterior", "batches", "cross_mean", "find", "in_batches"]
+__all__ = [
+    "BATCH_ROWS",
+    "Posterior",
+    "batch_size",
+    "batches",
+    "cross_mean",
+    "filled_up",
+    "find",
+    "in_batches",
+]
 
 BATCH_ROWS = 1024
+BATCH_SIZES = (1, 8, 64, 256, BATCH_ROWS)
+# test rows, and their kernel entries, up to which means are made without tiles
+FEW_ROWS, FEW_ENTRIES = 64, 4_000_000
 
 _REGISTRY: dict[str, type[Posterior]] = {}
 
@@ -107,16 +122,34 @@ def find(name: str) -> type[Posterior]:
 
 def cross_mean(gp: GP, X: Array, v: Array, X_star: Array) -> Array:
     """K(X_star, X)v + μ."""
-    return KernelOperator.of(gp, X).cross(X_star, v) + gp.mean
+    if X_star.shape[0] <= FEW_ROWS and X.shape[0] * X_star.shape[0] <= FEW_ENTRIES:
+        return in_batches(_few_rows, (gp, X, v), X_star)
+    operator = KernelOperator.of(gp, X)
+    return filled_up(lambda rows: operator.cross(rows, v) + gp.mean, X_star)
+
+
+def _few_rows(given: tuple[GP, Array, Array], X_star: Array) -> Array:
+    gp, X, v = given
+    return gp.kernel(X_star, X) @ v + gp.mean
+
+
+def filled_up(function: Callable[[Array], Array], X_star: Float[Array, "s d"]) -> Float[Array, " s"]:
+    """`function(X_star)`, one number per row, with rows added up to the size of a bucket.
+
+    So that compiled code serves every number of rows of the bucket.
+    """
+    if is_traced(X_star):
+        return function(X_star)
+    rows = np.asarray(X_star)
+    return jax.device_put(np.asarray(function(_more_rows(rows, bucket(len(rows)))))[: len(rows)])
 
 
 def in_batches(
     function: Callable[[Any, Array], Array], shared: Any, X_star: Float[Array, "s d"]
 ) -> Float[Array, " s"]:
-    """`function(shared, rows)` on batches of equal size.
+    """`function(shared, rows)` on batches of one of a few sizes, which the last batch is filled up to.
 
-    The last batch is padded with zero rows, so that the shape of a batch, and so the compiled code, does
-    not depend on the number of rows.
+    So the compiled code does not depend on the number of rows.
 
     Args:
         function: gives one number per row.
@@ -124,15 +157,31 @@ def in_batches(
         X_star: the rows.
     """
     s = X_star.shape[0]
-    size = min(BATCH_ROWS, 1 << (s - 1).bit_length())
-    count = -(-s // size)
-    padded = jnp.pad(X_star, ((0, count * size - s), (0, 0)))
-    return _map_batches(function, shared, padded.reshape(count, size, -1)).reshape(-1)[:s]
+    size = batch_size(s)
+    if is_traced(shared, X_star):
+        count = -(-s // size)
+        padded = jnp.pad(X_star, ((0, count * size - s), (0, 0)))
+        parts = padded.reshape(count, size, -1)
+        return lax.map(lambda rows: function(shared, rows), parts).reshape(-1)[:s]
+    rows = np.asarray(X_star)
+    parts = [_more_rows(rows[i : i + size], size) for i in range(0, s, size)]
+    found = [np.asarray(_one_batch(function, shared, part)) for part in parts]
+    return jax.device_put(np.concatenate(found)[:s])
+
+
+def batch_size(s: int, most: int = BATCH_ROWS) -> int:
+    """The smallest size of a batch that takes s rows at once, or the largest."""
+    return next((size for size in BATCH_SIZES if size >= min(s, most)), most)
+
+
+def _more_rows(rows: np.ndarray, size: int) -> Array:
+    """The rows, and copies of the last one up to `size` rows."""
+    return jax.device_put(np.pad(rows, ((0, size - len(rows)), (0, 0)), mode="edge"))
 
 
 @partial(jax.jit, static_argnums=0)
-def _map_batches(function: Callable[[Any, Array], Array], shared: Any, parts: Array) -> Array:
-    return lax.map(lambda rows: function(shared, rows), parts)
+def _one_batch(function: Callable[[Any, Array], Array], shared: Any, rows: Array) -> Array:
+    return function(shared, rows)
 
 
 def batches(X_star: Float[Array, "s d"], size: int) -> list[tuple[Float[Array, "b d"], int]]:

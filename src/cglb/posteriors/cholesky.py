@@ -7,13 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from cglb.bounds.terms import BoundTerms
 from cglb.compute.backend import Backend, backend_of
 from cglb.core.validation import boundary
-from cglb.linalg import dense
+from cglb.linalg import dense, row_noise
 from cglb.model import GP
 from cglb.posteriors.base import Posterior
 
@@ -98,7 +99,12 @@ def exact(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> ExactPosteri
 def exact_at(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> ExactPosterior:
     """`exact` for validated arrays."""
     found = dense.factor(gp, X, y)
-    terms = BoundTerms.of(X.shape[0], found.quadratic, found.logdet)
+    terms = BoundTerms.of(row_noise.number(gp.kernel, X), found.quadratic, found.logdet)
+    L, alpha, s = found.factor.L, found.alpha, row_noise.scales(gp.kernel, X)
+    if s is not None:  # K + D = S⁻¹(SKS + σ²I)S⁻¹, without rows that count for nothing, the last ones
+        n = int(np.count_nonzero(s))
+        s, X = s[:n], row_noise.plain_rows(gp.kernel, X[:n])
+        L, alpha, gp = L[:n, :n] / s[:, None], alpha[:n] * s, row_noise.plain_model(gp)
     # `jnp.asarray` would compile a copy for each new shape
-    L, alpha = jax.device_put(found.factor.L), jax.device_put(found.alpha)
+    L, alpha = jax.device_put(L), jax.device_put(alpha)
     return ExactPosterior(gp, X, L, alpha, jnp.asarray(terms.value))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from cglb.core.validation import boundary
-from cglb.linalg import inducing
+from cglb.linalg import inducing, row_noise
 from cglb.linalg.cg import Solution
 from cglb.linalg.lanczos import block_cg, inverse_root
 from cglb.linalg.nystrom import DEFAULT_JITTER
@@ -20,7 +20,7 @@ from cglb.linalg.operator import KernelOperator
 from cglb.linalg.preconditioners import LowRankPreconditioner
 from cglb.linalg.system import Solver, System
 from cglb.model import GP
-from cglb.posteriors.base import Posterior, batches, cross_mean
+from cglb.posteriors.base import Posterior, batches, cross_mean, filled_up
 
 __all__ = ["RELATIVE_RESIDUAL", "IterativePosterior", "condition", "solve", "variance_by_solves"]
 
@@ -61,6 +61,9 @@ class IterativePosterior(Posterior):
         return cross_mean(self.gp, self.X, self.v, X_star)
 
     def _variance(self, X_star: Array) -> Array:
+        return filled_up(self._each_variance, X_star)
+
+    def _each_variance(self, X_star: Array) -> Array:
         parts = []
         for start in range(0, X_star.shape[0], ROOT_ROWS):
             rows = X_star[start : start + ROOT_ROWS]
@@ -122,7 +125,7 @@ def solve_at(
 ) -> Solution:
     """`solve` with a system whose Nyström matrix preconditions."""
     precondition = LowRankPreconditioner.of(system.nystrom)
-    e = y - system.gp.mean
+    e = system.residual(y)
     found = block_cg(
         system.fast,
         e[:, None],
@@ -179,7 +182,11 @@ def condition_at(
         raise ValueError(f"rank must be at least 1, found {rank}.")
     solution = solve_at(system, y, v0, tolerance)
     root = inverse_root(system.fast, system.fast @ jnp.ones_like(y), rank)
-    return solution, IterativePosterior(system.gp, system.X, solution.v, root)
+    v, s = solution.v, row_noise.scales(system.gp.kernel, system.X)
+    if s is not None:
+        v, root = jnp.asarray(s) * v, jnp.asarray(s)[:, None] * root
+    X = row_noise.plain_rows(system.gp.kernel, system.X)
+    return solution, IterativePosterior(row_noise.plain_model(system.gp), X, v, root)
 
 
 @boundary

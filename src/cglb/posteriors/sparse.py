@@ -7,6 +7,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from cglb.core.validation import boundary
+from cglb.linalg import row_noise
 from cglb.linalg.cg import Solution
 from cglb.linalg.nystrom import DEFAULT_JITTER
 from cglb.linalg.system import Solver, System
@@ -24,7 +25,8 @@ class SparsePosterior(Posterior):
 
     Attributes:
         gp: the model.
-        X: training inputs; None if v = 0, when they are not needed.
+        X: training inputs, and some rows more where v is 0; None if v = 0 for all, when they are not
+            needed.
         v: CG's vector; None for 0.
         Z: inducing points.
         weights: Kuu⁻¹Kuf Q̂⁻¹(e − K̂v).
@@ -33,8 +35,8 @@ class SparsePosterior(Posterior):
     """
 
     gp: GP
-    X: Float[Array, "n d"] | None
-    v: Float[Array, " n"] | None
+    X: Float[Array, "N d"] | None
+    v: Float[Array, " N"] | None
     Z: Float[Array, "m d"]
     weights: Float[Array, " m"]
     L: Float[Array, "m m"]
@@ -51,13 +53,29 @@ class SparsePosterior(Posterior):
             y: targets.
             solution: of K̂v ≈ y − μ; without one, v = 0 gives SGPR's predictor.
         """
-        factors, e = system.nystrom, y - system.gp.mean
+        factors, e = system.nystrom, system.residual(y)
         if solution is None:
             parts = (None, None, system.Z, factors.inducing_weights(e))
         else:
             weights = factors.inducing_weights(e - solution.K_hat_v)
             parts = (system.X, solution.v, system.Z, weights)
-        return cls(system.gp, *parts, factors.L, factors.LB)
+        return cls(system.gp, *parts, factors.L, factors.LB)._of_f()
+
+    def _of_f(self) -> SparsePosterior:
+        """The same predictor of f, if rows and inducing points stand for s·f: k(·, X)v = k(·, x)(Sv).
+
+        Rows that count for nothing have s = 0, and so v = 0.
+        """
+        kernel = self.gp.kernel
+        s = None if self.X is None else row_noise.scales(kernel, self.X)
+        s_Z = row_noise.scales(kernel, self.Z)
+        if s_Z is None:
+            return self
+        X = None if self.X is None else row_noise.plain_rows(kernel, self.X)
+        v = None if self.v is None or s is None else jnp.asarray(s) * self.v
+        weights, L = jnp.asarray(s_Z) * self.weights, self.L / jnp.asarray(s_Z)[:, None]
+        Z = row_noise.plain_rows(kernel, self.Z)
+        return SparsePosterior(row_noise.plain_model(self.gp), X, v, Z, weights, L, self.LB)
 
     @property
     def solved(self) -> bool:
@@ -110,7 +128,7 @@ def cglb(
 ) -> SparsePosterior:
     """The paper's predictor at v, which `cglb.solve` gives (with tolerance 1e-3 for predictions)."""
     system = System(gp, X, Z, Solver(jitter=jitter))
-    r = y - gp.mean - system.operator @ v
+    r = system.residual(y) - system.operator @ v
     factors = system.nystrom
     return SparsePosterior(gp, X, v, Z, factors.inducing_weights(r), factors.L, factors.LB)
 

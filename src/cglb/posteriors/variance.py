@@ -17,18 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from cglb.compute import assemble, triangular
 from cglb.compute.backend import backend_of
 from cglb.core.validation import boundary
 from cglb.kernels import Kernel
+from cglb.linalg import row_noise
 from cglb.linalg.cg import Limits, Stop
 from cglb.linalg.nystrom import DEFAULT_JITTER
 from cglb.linalg.rounding import Rounding, gamma
 from cglb.linalg.system import Solver, System
 from cglb.model import GP
-from cglb.posteriors.base import batches
+from cglb.posteriors.base import batch_size, batches
 
 __all__ = ["Local", "VarianceBracket", "bracket", "bracket_at", "local"]
 
@@ -40,6 +41,8 @@ SHARE_OF_WIDTH = 0.4
 # factors by which a round lowers the tolerance: the lower end of a wide bracket may be 0, a poor guide
 STRICTEST, LOOSEST = 0.01, 0.5
 NEIGHBOURS = 128
+# rows up to which all distances are computed, and how much farther than the nearest a tree may look
+BRUTE_FORCE, NEARLY = 20_000, 0.5
 
 
 class VarianceBracket(eqx.Module):
@@ -199,17 +202,15 @@ class Local:
     ):
         if neighbours < 1:
             raise ValueError(f"neighbours must be at least 1, found {neighbours}.")
-        self._scale = gp.kernel.relevance(X.shape[1])[None, :]
-        shared = _rows_of(X, Z)
-        others = np.setdiff1d(np.arange(X.shape[0]), shared)
+        kernel, rows = gp.kernel, np.asarray(X)
+        self._scale = kernel.relevance(X.shape[1])[None, :]
+        points = None if Z is None else row_noise.plain_rows(kernel, Z)
+        real = np.flatnonzero(row_noise.counts(kernel, X))
+        shared = real[_rows_of(np.asarray(row_noise.plain_rows(kernel, X))[real], points)]
+        others = np.setdiff1d(real, shared)
         self._k = min(neighbours, len(others))
-        self._search = None
-        if self._k:
-            from sklearn.neighbors import NearestNeighbors  # slow to import
-
-            search = NearestNeighbors(n_neighbors=self._k, algorithm="brute")
-            self._search = search.fit(np.asarray(X[others]) * self._scale)
-        self._given = gp.kernel, jnp.asarray(gp.noise), X[shared], X[others]
+        self._others, self._search = others, _Search(rows[others] * self._scale)
+        self._given = kernel, jnp.asarray(gp.noise), jax.device_put(rows[shared]), X
         self._factors = _explain(*self._given) if len(shared) else None
         count = len(shared) + self._k
         entry = gp.kernel.rounding(X.shape[1])
@@ -217,23 +218,54 @@ class Local:
 
     def __call__(self, X_star: Float[Array, "s d"]) -> Float[Array, " s"]:
         """The variances at the rows of X_star."""
-        index = np.zeros((X_star.shape[0], 0), dtype=int)
-        if self._search is not None:
-            rows = np.asarray(X_star) * self._scale
-            index = self._search.kneighbors(rows, return_distance=False)
+        s, size = X_star.shape[0], batch_size(X_star.shape[0], BATCH)
+        rows = np.pad(np.asarray(X_star), ((0, -s % size), (0, 0)), mode="edge")
+        nearest = self._search(rows * self._scale, self._k)
+        count = len(rows) // size
+        index = self._others[nearest].reshape(count, size, self._k)
         parallel = backend_of(self._given, X_star).parallel.small_matrices()
-        shared = (*self._given, self._factors, self._rounding, X_star)
-        found = parallel.map(_local, shared, (index[None],))[0]
-        if not bool(jnp.all(jnp.isfinite(found))):
+        shared = (*self._given, self._factors, self._rounding)
+        parts = (rows.reshape(count, size, rows.shape[1]), index)
+        found = np.concatenate([np.asarray(part) for part in parallel.map(_local, shared, parts)])[:s]
+        if not np.isfinite(found).all():
             raise ValueError("X_star: the kernel's variance is not finite at some of its rows.")
-        return found
+        return jax.device_put(found)
 
 
-def _rows_of(X: Array, Z: Array | None) -> np.ndarray:
+class _Search:
+    """The nearest of some rows: all distances if there are few, a k-d tree if there are many.
+
+    Any rows serve as neighbours, so the tree may return rows that are nearly the nearest ones.
+    """
+
+    def __init__(self, rows: Float[np.ndarray, "n d"]):
+        self._rows, self._norms = rows, np.sum(rows * rows, axis=1)
+        self._tree: Any = None
+        if len(rows) > BRUTE_FORCE:
+            from scipy.spatial import KDTree  # slow to import
+
+            self._tree = KDTree(rows)
+
+    def __call__(self, X_star: Float[np.ndarray, "s d"], k: int) -> Int[np.ndarray, "s k"]:
+        """The numbers of k rows for each row of X_star."""
+        if k == 0 or k == len(self._rows):
+            return np.broadcast_to(np.arange(k), (len(X_star), k))
+        if self._tree is not None:
+            index = self._tree.query(X_star, k, eps=NEARLY, workers=-1)[1]
+            return np.asarray(index).reshape(len(X_star), k)
+        found = []
+        for start in range(0, len(X_star), BATCH):
+            batch = X_star[start : start + BATCH]
+            distance = self._norms[None, :] - 2.0 * batch @ self._rows.T
+            found.append(np.argpartition(distance, k - 1, axis=1)[:, :k])
+        return np.concatenate(found)
+
+
+def _rows_of(X: np.ndarray, Z: Array | None) -> np.ndarray:
     """The row numbers of X that are inducing points, each once."""
     if Z is None:
         return np.zeros(0, dtype=int)
-    number = {row.tobytes(): i for i, row in enumerate(np.asarray(X))}
+    number = {row.tobytes(): i for i, row in enumerate(X)}
     found = (number.get(row.tobytes()) for row in np.asarray(Z))
     return np.unique([i for i in found if i is not None]).astype(int)
 
@@ -298,4 +330,4 @@ def _local(
         # conditioning on nothing is allowed too, where float64 cannot say how much the rows explain
         return jnp.where(certain < prior, certain, prior)
 
-    return lax.map(one, (X_star, neighbours), batch_size=BATCH)
+    return lax.map(one, (X_star, neighbours), batch_size=min(BATCH, X_star.shape[0]))

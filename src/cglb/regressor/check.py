@@ -21,8 +21,11 @@ from cglb.posteriors.base import Posterior
 __all__ = ["check_arrays", "check_fitted", "check_posterior"]
 
 # attribute -> the letters of its axes, as in the docs
-SHAPES = {"_X": "n d", "_y": "n", "X_shift_": "d", "X_scale_": "d", "_Z": "m d", "_v": "n"}
-MAY_BE_MISSING = ("_Z", "_v")
+SHAPES = {
+    "_X": "n d", "_y": "n", "X_shift_": "d", "X_scale_": "d", "_Z": "m d", "_v": "n", "_weight": "n",
+    "_known": "n",
+}  # fmt: skip
+MAY_BE_MISSING = ("_Z", "_v", "_weight", "_known")
 
 
 def check_arrays(fitted: Mapping[str, Any]) -> dict[str, int]:
@@ -43,6 +46,9 @@ def check_arrays(fitted: Mapping[str, Any]) -> dict[str, int]:
             continue
         _check_array(name, fitted[name], letters, sizes)
     _require(bool(np.all(fitted["X_scale_"] > 0.0)), "X_scale_ must be positive")
+    weight, known = fitted["_weight"], fitted["_known"]
+    _require(weight is None or bool(np.all(weight > 0.0)), "_weight must be positive")
+    _require(known is None or bool(np.all(known >= 0.0)), "_known must not be negative")
     return sizes
 
 

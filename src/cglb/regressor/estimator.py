@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
@@ -29,10 +28,12 @@ from cglb.data.remarks import remarks
 from cglb.kernels.base import Kernel
 from cglb.kernels.choice import with_params
 from cglb.linalg.preconditioners import Preconditioning
+from cglb.linalg.row_noise import RowNoise, Rows
 from cglb.methods import Conditioned, Method
 from cglb.regressor import file
 from cglb.regressor.beginning import AUTO, beginning
 from cglb.regressor.fitted import names_of, system_of
+from cglb.regressor.noise import with_noise
 from cglb.regressor.predictions import Predictions
 from cglb.regressor.report import FitReport
 from cglb.training.free import DEFAULT_FLOOR, Parameters
@@ -159,19 +160,33 @@ class GPRegressor(RegressorMixin, Predictions):
 
     # ---- fitting ----
 
-    def fit(self, X: Any, y: Any) -> GPRegressor:
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, noise_variance: Any = None
+    ) -> GPRegressor:
         """Learn hyperparameters from X [n, d] and y [n] and condition on them.
 
         A fit that fails or is interrupted leaves the estimator as it was.
+
+        Args:
+            X: inputs.
+            y: targets.
+            sample_weight: one number per row. A row of weight w has the noise variance σ²/w, such as the
+                mean of w measurements; rows of weight 0 are left out. None is 1 for all.
+            noise_variance: the noise variance of each target that is known, in the squared units of y;
+                what training learns is added to it. None is 0 for all.
         """
         target_name = None if getattr(y, "name", None) is None else str(y.name)
         probe = copy.copy(self)  # takes the names and the number of columns
-        X, y = take_training(probe, X, y, reset=True)
+        given = X
+        X, y, kept = take_training(probe, X, y, reset=True)
+        X, y, noise = with_noise(X, y, sample_weight, noise_variance, _length(given), kept)
         n, d = X.shape
         odd = remarks(X, y, names_of(probe, d))
-        X_shift, X_scale = feature_scale(X)
-        y_shift, y_scale = (float(a[0]) for a in feature_scale(y[:, None]))
+        X_shift, X_scale = feature_scale(X, noise.weight)
+        y_shift, y_scale = (float(a[0]) for a in feature_scale(y[:, None], noise.weight))
         X, y = (X - X_shift) / X_scale, (y - y_shift) / y_scale
+        if noise.known is not None:
+            noise = noise._replace(known=noise.known / y_scale**2)
         settings = {"logdet": self.logdet, "cg_tolerance": self.cg_tolerance}
         settings = {**settings, "precondition": self.precondition}
         choice = methods.choose(self.method, n, settings, self.memory_gb)
@@ -191,6 +206,7 @@ class GPRegressor(RegressorMixin, Predictions):
             X,
             y,
             method,
+            noise=noise,
             num_inducing=m,
             enough=ENOUGH if self.num_inducing == AUTO else 0.0,
             optimize_inducing=self.optimize_inducing,
@@ -204,12 +220,12 @@ class GPRegressor(RegressorMixin, Predictions):
             checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
         )
         with float64():
-            rows, targets = jnp.asarray(X), jnp.asarray(y)
+            rows = Rows.of(X, y, noise, method.padded)
             system = system_of(method, fit.gp, rows, fit.Z)
             if fit.system is not None:  # its factors, with the solver for predictions
                 system = fit.system.again(method.solver, fit.system.neighbours)
-            v0 = None if fit.v is None else jnp.asarray(fit.v)
-            found = method.condition(system, targets, v0)
+            found = method.condition(system, rows.y, rows.start(fit.gp, fit.v))
+            v = rows.solution(fit.gp, _solution(found))
         parameters = Parameters(start.gp, floor, tuple(self.fixed))
         floors = dict(zip(parameters.names, parameters.floors.tolist(), strict=True))
         report = FitReport.of(fit, found.solution, n, floors, y_scale, choice, start, odd)
@@ -230,28 +246,45 @@ class GPRegressor(RegressorMixin, Predictions):
             _X=X,
             _y=y,
             _Z=fit.Z,
-            _v=_solution(found),
+            _v=v,
+            _weight=noise.weight,
+            _known=noise.known,
             _posterior=found.posterior,
         )
-        self._known_system = system
+        self._known_system, self._known_rows = system, rows
         for concern in self.fit_report_.concerns:
             warnings.warn(concern, ConvergenceWarning, stacklevel=2)
         return self
 
-    def update(self, X: Any, y: Any) -> GPRegressor:
-        """Add rows and condition on all of them; hyperparameters, inducing points and units stay."""
+    def update(
+        self, X: Any, y: Any, sample_weight: Any = None, *, noise_variance: Any = None
+    ) -> GPRegressor:
+        """Add rows and condition on all of them; hyperparameters, inducing points and units stay.
+
+        Args:
+            X: new inputs.
+            y: their targets.
+            sample_weight: as in `fit`.
+            noise_variance: as in `fit`.
+        """
         check_is_fitted(self, "gp_")
-        X, y = take_training(self, X, y, reset=False)
+        given = X
+        X, y, kept = take_training(self, X, y, reset=False)
+        X, y, new = with_noise(X, y, sample_weight, noise_variance, _length(given), kept)
+        if new.known is not None:
+            new = new._replace(known=new.known / self.y_scale_**2)
+        noise = RowNoise(self._weight, self._known).followed_by(len(self._y), new, len(y))
         X = np.concatenate([self._X, self._standardise(X)])
         y = np.concatenate([self._y, (y - self.y_shift_) / self.y_scale_])
-        # the new rows start at 0: CG then has only their part left to find
-        v0 = None if self._v is None else np.concatenate([self._v, np.zeros(len(y) - len(self._v))])
         with float64():
-            system = system_of(self.method_, self.gp_, jnp.asarray(X), self._Z)
-            start = None if v0 is None else jnp.asarray(v0)
-            found = self.method_.condition(system, jnp.asarray(y), start)
-        self._X, self._y, self._v, self._posterior = X, y, _solution(found), found.posterior
-        self._known_system, self._known_local = system, None
+            rows = Rows.of(X, y, noise, self.method_.padded)
+            system = system_of(self.method_, self.gp_, rows, self._Z)
+            # the new rows start at 0: CG then has only their part left to find
+            found = self.method_.condition(system, rows.y, rows.start(self.gp_, self._v))
+            v = rows.solution(self.gp_, _solution(found))
+        self._X, self._y, self._v, self._posterior = X, y, v, found.posterior
+        self._weight, self._known = noise
+        self._known_system, self._known_rows, self._known_local = system, rows, None
         return self
 
     # ---- settings ----
@@ -292,3 +325,10 @@ class GPRegressor(RegressorMixin, Predictions):
 
 def _solution(found: Conditioned) -> np.ndarray | None:
     return None if found.solution is None else np.asarray(found.solution.v)
+
+
+def _length(X: Any) -> int:
+    """The number of rows of what the user gave."""
+    if isinstance(X, dict):
+        return len(next(iter(X.values()), ()))
+    return int(X.shape[0]) if hasattr(X, "shape") else len(X)

@@ -39,7 +39,7 @@ __all__ = ["load", "save"]
 
 KIND, VERSION = "model", 3
 # fitted attributes that are arrays (or None), and those that JSON knows
-ARRAYS = ("X_shift_", "X_scale_", "_X", "_y", "_Z", "_v")
+ARRAYS = ("X_shift_", "X_scale_", "_X", "_y", "_Z", "_v", "_weight", "_known")
 TUPLES = ("at_floor", "remarks")  # fields of the report that JSON would turn into lists
 PLAIN = ("y_shift_", "y_scale_", "n_features_in_", "n_iter_", "history_", "target_name_")
 

@@ -19,6 +19,7 @@ from cglb.core.precision import float64, to_numpy
 from cglb.data.encoding import Encoding
 from cglb.data.intake import take_new
 from cglb.kernels.base import Kernel, relevance
+from cglb.linalg.row_noise import RowNoise, Rows
 from cglb.linalg.system import System
 from cglb.methods import Method
 from cglb.model import GP
@@ -60,17 +61,20 @@ class Fitted(BaseEstimator):
     _X: np.ndarray
     _y: np.ndarray
     _Z: np.ndarray | None
-    _v: np.ndarray | None
+    _v: np.ndarray | None  # (K + D)⁻¹(y − μ), as CG found it
+    _weight: np.ndarray | None
+    _known: np.ndarray | None  # noise variances of the rows, in standardised units
     _posterior: Any  # a Posterior, of JAX arrays
     _settings: dict[str, str]  # what was fitted with, by argument
     _known_system: System | None
     _known_local: Local | None
+    _known_rows: Rows | None
 
     def _set_fitted(self, **fitted: Any) -> None:
         """All that was learned, at once: only this makes a fitted estimator."""
         vars(self).update(fitted)
         self._settings = self._current_settings()
-        self._known_system = self._known_local = None
+        self._known_system = self._known_local = self._known_rows = None
         if fitted["feature_names_in_"] is None:  # scikit-learn asks whether there is such an attribute
             del self.feature_names_in_
 
@@ -102,15 +106,29 @@ class Fitted(BaseEstimator):
         """K̂ of the model on its training data: the one that training ended with, if it is at hand."""
         if self._known_system is None:
             with float64():
-                rows = jnp.asarray(self._X)
-                self._known_system = system_of(self.method_, self.gp_, rows, self._Z)
+                self._known_system = system_of(self.method_, self.gp_, self._rows, self._Z)
         return self._known_system
+
+    @property
+    def _rows(self) -> Rows:
+        """The training rows as a system sees them."""
+        if self._known_rows is None:
+            noise = RowNoise(self._weight, self._known)
+            with float64():
+                self._known_rows = Rows.of(self._X, self._y, noise, self.method_.padded)
+        return self._known_rows
+
+    @property
+    def _noise_variances(self) -> np.ndarray:
+        """Of each training target, in standardised units."""
+        weight = np.ones(len(self._y)) if self._weight is None else self._weight
+        return float(self.gp_.noise) / weight + (0.0 if self._known is None else self._known)
 
     @property
     def _local(self) -> Local:
         if self._known_local is None:
             with float64():
-                Z = None if self._Z is None else jnp.asarray(self._Z)
+                Z = None if self._Z is None else self._rows.at(jnp.asarray(self._Z))
                 self._known_local = Local(self._system.gp, self._system.X, Z)
         return self._known_local
 
@@ -119,7 +137,7 @@ class Fitted(BaseEstimator):
         state: dict[str, Any] = dict(cast(Any, super().__getstate__()))
         if "_posterior" in state:
             state["_posterior"] = to_numpy(state["_posterior"])
-            state["_known_system"] = state["_known_local"] = None
+            state["_known_system"] = state["_known_local"] = state["_known_rows"] = None
         return state
 
     def _standardise(self, X: np.ndarray) -> np.ndarray:
@@ -151,10 +169,12 @@ class Fitted(BaseEstimator):
         exact = exact or self._posterior.exact
         memory_gb = CERTIFICATE_GB if self.memory_gb is None else self.memory_gb
         with float64():
-            v = None if self._v is None else jnp.asarray(self._v)
-            certificate = Certificate(self._system, jnp.asarray(self._y), v, memory_gb)
+            rows = self._rows
+            v = rows.start(self.gp_, self._v)
+            certificate = Certificate(self._system, rows.y, v, memory_gb)
             if self._posterior.exact:
-                certificate.exact((float(self._posterior.lml), self._posterior.alpha))
+                alpha = rows.start(self.gp_, self._posterior.alpha)
+                certificate.exact((float(self._posterior.lml), alpha))
             if confidence is not None and not exact:
                 found = estimate_at(certificate, confidence, tolerance, max_seconds)
             else:
@@ -174,7 +194,7 @@ class Fitted(BaseEstimator):
         with float64():
             posterior = self._posterior
             if not isinstance(posterior, ExactPosterior):
-                posterior = exact_at(self._system.gp, self._system.X, jnp.asarray(self._y))
+                posterior = exact_at(self._system.gp, self._system.X, self._rows.y)
             mean, variance = to_numpy(posterior.leave_one_out(jnp.asarray(self._y)))
         return mean * self.y_scale_ + self.y_shift_, np.sqrt(variance) * self.y_scale_
 
@@ -217,7 +237,7 @@ def names_of(estimator: Any, d: int) -> list[str]:
     return [str(name) for name in getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(d)])]
 
 
-def system_of(method: Method, gp: GP, X: jax.Array, Z: np.ndarray | None) -> System:
+def system_of(method: Method, gp: GP, rows: Rows, Z: np.ndarray | None) -> System:
     """K̂ of a trained model, in the float64 scope."""
     model = jax.tree.map(jnp.asarray, gp)
-    return method.system(model, X, None if Z is None else jnp.asarray(Z))
+    return method.system(rows.model(model), rows.X, None if Z is None else rows.at(jnp.asarray(Z)))

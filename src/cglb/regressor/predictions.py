@@ -112,7 +112,7 @@ class Predictions(Fitted):
     def _bracket(self, X_star: np.ndarray, tolerance: float = 0.01) -> VarianceBracket:
         """In standardised units."""
         with float64():
-            return to_numpy(bracket_at(self._system, jnp.asarray(X_star), tolerance))
+            return to_numpy(bracket_at(self._system, self._rows.at(jnp.asarray(X_star)), tolerance))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Joint draws of new observations at X, [rows, n_samples]."""
@@ -149,5 +149,5 @@ class Predictions(Fitted):
             return np.asarray(self._posterior.variance(X_star))
         if how == "local":
             with float64():
-                return np.asarray(self._local(jnp.asarray(X_star)))
+                return np.asarray(self._local(self._rows.at(X_star)))
         return np.asarray(self._bracket(X_star).upper)

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cglb.linalg import inducing
+from cglb.linalg.row_noise import RowNoise, Rows, plain_model
 from cglb.linalg.system import System
 from cglb.methods.base import Prepared
 from cglb.methods.stages import Stage
@@ -37,6 +38,7 @@ class Problem:
     Attributes:
         X: training inputs.
         y: training targets.
+        noise: what is known of the noise of each row.
         Z: inducing points to start from; None to select them.
         stages: of training.
         parameters: between a model and the vector that is optimised.
@@ -45,6 +47,7 @@ class Problem:
 
     X: Float[Array, "n d"]
     y: Float[Array, " n"]
+    noise: RowNoise
     Z: Float[Array, "m d"] | None
     stages: tuple[Stage, ...]
     parameters: Parameters
@@ -60,21 +63,21 @@ class Problem:
         wanted = self.stages[stage].rows
         return self.n if wanted is None else min(wanted, self.n)
 
-    def data(self, stage: int) -> tuple[Array, Array]:
-        """X and y of a stage."""
-        return self._parts[self.rows(stage)]
+    def data(self, stage: int) -> Rows:
+        """The rows of a stage, as its method sees them."""
+        return self._parts[self.rows(stage), self.stages[stage].method.padded]
 
     @cached_property
-    def _parts(self) -> dict[int, tuple[Array, Array]]:
-        """The data by the number of rows: stages with the same number share them."""
-        parts = {self.n: (self.X, self.y)}
+    def _parts(self) -> dict[tuple[int, bool], Rows]:
+        """The data by the number of rows and padding: stages with the same share them."""
+        X, y = np.asarray(self.X), np.asarray(self.y)
+        parts = {}
         for stage in range(len(self.stages)):
-            size = self.rows(stage)
-            if size not in parts:
-                chosen = random_rows(self.n, size, self.options.seed)
-                # NumPy's: JAX would compile the cut for each number of rows
-                cut = (np.asarray(self.X)[chosen], np.asarray(self.y)[chosen])
-                parts[size] = (jnp.asarray(cut[0]), jnp.asarray(cut[1]))
+            size, padded = self.rows(stage), self.stages[stage].method.padded
+            if (size, padded) not in parts:
+                chosen = slice(None) if size == self.n else random_rows(self.n, size, self.options.seed)
+                noise = self.noise.of_rows(chosen)
+                parts[size, padded] = Rows.of(X[chosen], y[chosen], noise, padded)
         return parts
 
     def fingerprint(self, gp: GP) -> str:
@@ -82,7 +85,7 @@ class Problem:
         values, structure = jax.tree.flatten(gp)
         path = (self.options.path(self.stages), self.parameters.floor, str(structure))
         digest = hashlib.sha256(repr(path).encode())
-        for array in (self.X, self.y, self.Z, *values):
+        for array in (self.X, self.y, *self.noise, self.Z, *values):
             digest.update(b"none" if array is None else np.asarray(array).tobytes())
         return digest.hexdigest()
 
@@ -135,11 +138,13 @@ class Problem:
         log|Q̂| ≤ log|K̂| ≤ log|Q̂| + tr(K − Q)/σ², so tr(K − Q)/2σ² nats are all that more points can
         gain.
         """
-        X, _ = self.data(stage)
-        m = min(self.options.num_inducing, X.shape[0])
+        rows = self.data(stage)
+        m = min(self.options.num_inducing, rows.n)
         gp = self.unflatten(stage, free)
         enough = 2.0 * float(gp.noise) * self.options.enough
-        return X[inducing.greedy_rows(gp.kernel, X, m, self.options.seed + round_number, enough)]
+        seed = self.options.seed + round_number
+        chosen = inducing.greedy_rows(rows.model(gp).kernel, rows.X, m, seed, enough)
+        return jax.device_put(np.asarray(rows.plain(np.asarray(rows.X)))[chosen])
 
     # ---- the vector that a stage optimises ----
 
@@ -158,8 +163,9 @@ class Problem:
 
     def system(self, stage: int, free: Any, Z: Array | None, prepared: Prepared | None = None) -> System:
         """K̂ of a free vector on the rows of a stage."""
-        X, _ = self.data(stage)
-        return self.stages[stage].method.system(self.unflatten(stage, free), X, Z, prepared)
+        rows = self.data(stage)
+        gp = rows.model(self.unflatten(stage, free))
+        return self.stages[stage].method.system(gp, rows.X, rows.at(Z), prepared)
 
     def evaluate(
         self, stage: int, prepared: Prepared, system: System, x: np.ndarray, v0: Array | None, draw: int
@@ -171,15 +177,16 @@ class Problem:
             system: that of x.
             draw: which random numbers to take, for a method that does.
         """
-        _, y = self.data(stage)
+        rows = self.data(stage)
         seed = (self.options.seed, stage, draw)
-        found = self.stages[stage].method.evaluate(prepared, system, y, v0, seed)
+        found = self.stages[stage].method.evaluate(prepared, system, rows.y, v0, seed)
         if found is None:
             return None
-        free = x[: x.shape[0] - system.Z.size] if self.stages[stage].joint else x
-        log_prior, prior_bar = self.log_prior(system.gp)
-        gp_bar = found.gp_bar if prior_bar is None else jax.tree.map(jnp.add, found.gp_bar, prior_bar)
+        free = x[: x.shape[0] - rows.plain(system.Z).size] if self.stages[stage].joint else x
+        log_prior, prior_bar = self.log_prior(plain_model(system.gp))
+        gp_bar = rows.slopes(self.parameters.template, found.gp_bar)
+        gp_bar = gp_bar if prior_bar is None else jax.tree.map(jnp.add, gp_bar, prior_bar)
         free_bar = self.parameters_of(stage).pull(jnp.asarray(free), gp_bar)
-        gradient = self.join(stage, free_bar, found.Z_bar)
+        gradient = self.join(stage, free_bar, rows.plain(found.Z_bar))
         value = found.value + log_prior
         return Point(x, value, gradient, found) if np.isfinite(gradient).all() else None

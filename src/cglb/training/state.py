@@ -111,11 +111,12 @@ class State:
         problem, method = self.problem, self._stage.method
         whole = problem.rows(self.stage) == problem.n
         gp = problem.unflatten(self.stage, self.free)
-        Z = self.Z if method.needs_points else method.points_at(gp, problem.X)
+        rows = problem.data(len(problem.stages) - 1)
+        Z = self.Z if method.needs_points else rows.plain(method.points_at(rows.model(gp), rows.X))
         return Fit(
             gp=to_numpy(gp),
             Z=to_numpy(Z),
-            v=to_numpy(self.v) if whole else None,
+            v=problem.data(self.stage).solution(gp, self.v) if whole else None,
             bound=self.bound - problem.log_prior(gp)[0],
             stop=self.ending or Ending.RUNNING,
             history=self.history,
@@ -330,14 +331,14 @@ class State:
     def _system_at(self, Z: Array | None) -> System:
         """That of the current hyperparameters: the one at hand if it has the same inducing points."""
         known = self.system
-        if known is None or known.n != self.problem.rows(self.stage) or not self._fits(known, Z):
+        if known is None or known.X is not self.problem.data(self.stage).X or not self._fits(known, Z):
             return self.problem.system(self.stage, self.free, Z)
         return known.again(self._stage.method.solver)
 
     def _fits(self, known: System, Z: Array | None) -> bool:
         """Whether a system at the current hyperparameters has the points that the stage asks for."""
         if Z is not None:
-            return np.array_equal(known.Z, Z)
+            return np.array_equal(self.problem.data(self.stage).plain(known.Z), Z)
         return self.stage > 0 and self.problem.stages[self.stage - 1].method == self._stage.method
 
     def _evaluate(self, x: np.ndarray, draw: int) -> Point | None:

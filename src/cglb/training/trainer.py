@@ -20,6 +20,7 @@ from cglb import methods
 from cglb.core.errors import StoreError
 from cglb.core.validation import boundary
 from cglb.io.lock import exclusive
+from cglb.linalg.row_noise import EQUAL, RowNoise
 from cglb.methods.base import Method
 from cglb.methods.stages import Stage
 from cglb.model import GP
@@ -44,6 +45,7 @@ def train(
     method: str | Method = methods.AUTO,
     *,
     Z: Float[Array, "m d"] | None = None,
+    noise: RowNoise = EQUAL,
     stages: tuple[Stage, ...] | None = None,
     callback: Callback | None = None,
     progress: bool = False,
@@ -59,6 +61,7 @@ def train(
         method: a method or its name; "auto" is exact for few rows and CGLB with the tightest bound that
             pays for more.
         Z: inducing points to start from; by default greedy ones.
+        noise: weights and known noise variances of the rows, if they differ.
         stages: of training; by default the method's own. A stage ends when it has converged, after its
             own number of steps, or at its share of `max_steps` or of `max_seconds`.
         callback: called after each step with the history row and a function that gives the model so
@@ -86,7 +89,8 @@ def train(
         stages = tuple(replace(one, joint=one.method.needs_points) for one in stages)
     floor = chosen.noise_floor if asked.floor is None else asked.floor
     parameters = Parameters(gp, floor, asked.fixed, TRANSFORMS[asked.transform])
-    problem = Problem(X, y, Z, check_stages(stages), parameters, asked)
+    noise.check(X.shape[0])
+    problem = Problem(X, y, noise, Z, check_stages(stages), parameters, asked)
     store = Checkpoint(checkpoint, asked.checkpoint_seconds, problem.fingerprint(gp))
     state = State(problem, Clock(asked.max_seconds), problem.flatten(0, gp))
     with exclusive(store.path):

@@ -112,7 +112,7 @@ def _waterfill(view: View) -> Array:
     m, floor_count = ell.shape[0], view.n - ell.shape[0]
     k = jnp.arange(m + 1)
     below = jnp.concatenate([jnp.zeros(1, dtype=ell.dtype), jnp.cumsum(ell)])
-    count = (floor_count + k).astype(ell.dtype)
+    count = floor_count + k.astype(ell.dtype)
     levels = (view.residual_trace + floor_count * view.noise + below) / jnp.maximum(count, 1.0)
     next_level = jnp.concatenate([ell, jnp.full(1, jnp.inf, dtype=ell.dtype)])
     # the first k whose water line is below the next eigenvalue (nothing is under water if count = 0)

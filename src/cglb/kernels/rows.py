@@ -64,10 +64,10 @@ class RowScaled(Kernel, known_as="_row_scaled"):
         kernel_bar, F1_bar, F2_bar = self.kernel.pull_between(
             F1[0], F2[0], W * (s1[:, None] * s2[None, :]), inputs
         )
-        if self.known or inputs:
+        if self.known:
             WK = W * self.kernel.between(F1[0], F2[0])
             s1_bar, s2_bar = WK @ s2, WK.T @ s1
-        else:  # s depends on no parameter
+        else:  # s depends on no parameter, and u is data: no gradient in it is wanted
             s1_bar, s2_bar = jnp.zeros_like(s1), jnp.zeros_like(s2)
         # not through the constructor, which checks values: slopes may be negative
         leaves = (*jax.tree.leaves(kernel_bar), jnp.zeros_like(self.noise))

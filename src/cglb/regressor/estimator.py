@@ -331,4 +331,4 @@ def _length(X: Any) -> int:
     """The number of rows of what the user gave."""
     if isinstance(X, dict):
         return len(next(iter(X.values()), ()))
-    return int(X.shape[0]) if hasattr(X, "shape") else len(X)
+    return int(X.shape[0]) if hasattr(X, "shape") else len(np.asarray(X, dtype=object))

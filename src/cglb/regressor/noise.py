@@ -34,7 +34,7 @@ def with_noise(
     if weights is not None and not weights.all():
         used = weights > 0.0
         if not used.any():
-            raise ValueError("sample_weight is 0 for every row.")
+            raise ValueError("sample_weight is zero for every row.")
         X, y, weights = X[used], y[used], weights[used]
         known = None if known is None else known[used]
     # weights of 1 and variances of 0 say nothing

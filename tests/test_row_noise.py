@@ -18,6 +18,8 @@ from cglb.bounds.certificate import Certificate, certify_at
 from cglb.bounds.logdet import Side, by_cost
 from cglb.linalg.row_noise import RowNoise, Rows, bucket
 from cglb.methods import CGLB, SGPR, Exact, Iterative
+from cglb.methods.stages import GIVEN
+from cglb.training.kernel_choice import choose_kernel
 
 N, D, M = 40, 2, 8
 METHODS = (Exact(), CGLB(logdet="chain"), CGLB(), SGPR(), Iterative(cg_tolerance=1e-6, probes=4, rank=M))
@@ -295,6 +297,16 @@ def test_noise_that_makes_no_sense_is_refused(given):
     _, X, y, _ = problem()
     with pytest.raises(ValueError, match=next(iter(given))):
         GPRegressor("exact", **SETTINGS).fit(X, y, **given)
+
+
+def test_weights_count_in_the_choice_of_a_kernel():
+    """The value of the best kernel is the density of the rows with their own noise."""
+    _, X, y, noise = problem()
+    found = choose_kernel(X, y, families=("matern32",), starts=(GIVEN,), row_noise=noise)
+    with cglb.float64():
+        rows = Rows.of(X, y, noise)
+        exact = evidence.exact(rows.model(jax.tree.map(jnp.asarray, found.gp)), rows.X, rows.y)
+    assert found.ranking[0][1] == pytest.approx(float(exact.value), abs=1e-8)
 
 
 def test_weights_follow_their_rows_where_some_are_dropped():

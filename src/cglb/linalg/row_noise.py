@@ -81,10 +81,12 @@ class RowNoise(NamedTuple):
                 continue
             array = np.asarray(part)
             if array.shape != (n,) or not np.isfinite(array).all():
-                raise ValueError(f"noise.{name} must be {n} finite numbers, found shape {array.shape}.")
+                raise ValueError(
+                    f"row_noise.{name} must be {n} finite numbers, found shape {array.shape}."
+                )
             if (array < 0.0).any() or (name == "weight" and not array.all()):
                 least = "positive" if name == "weight" else "at least 0"
-                raise ValueError(f"noise.{name} must be {least}, found {array.min():g}.")
+                raise ValueError(f"row_noise.{name} must be {least}, found {array.min():g}.")
 
 
 EQUAL = RowNoise()  # σ² for every row

@@ -199,6 +199,7 @@ class GPRegressor(RegressorMixin, Predictions):
             "fixed": tuple(self.fixed),
             "priors": self.priors,
             "seed": self._seed(),
+            "row_noise": noise,
         }
         start = beginning(self, probe, (X, y), (X_scale, y_scale), **shared)
         fit = train(
@@ -206,7 +207,6 @@ class GPRegressor(RegressorMixin, Predictions):
             X,
             y,
             method,
-            noise=noise,
             num_inducing=m,
             enough=ENOUGH if self.num_inducing == AUTO else 0.0,
             optimize_inducing=self.optimize_inducing,

@@ -45,7 +45,7 @@ def train(
     method: str | Method = methods.AUTO,
     *,
     Z: Float[Array, "m d"] | None = None,
-    noise: RowNoise = EQUAL,
+    row_noise: RowNoise = EQUAL,
     stages: tuple[Stage, ...] | None = None,
     callback: Callback | None = None,
     progress: bool = False,
@@ -61,7 +61,7 @@ def train(
         method: a method or its name; "auto" is exact for few rows and CGLB with the tightest bound that
             pays for more.
         Z: inducing points to start from; by default greedy ones.
-        noise: weights and known noise variances of the rows, if they differ.
+        row_noise: weights and known noise variances of the rows, if they differ.
         stages: of training; by default the method's own. A stage ends when it has converged, after its
             own number of steps, or at its share of `max_steps` or of `max_seconds`.
         callback: called after each step with the history row and a function that gives the model so
@@ -89,8 +89,8 @@ def train(
         stages = tuple(replace(one, joint=one.method.needs_points) for one in stages)
     floor = chosen.noise_floor if asked.floor is None else asked.floor
     parameters = Parameters(gp, floor, asked.fixed, TRANSFORMS[asked.transform])
-    noise.check(X.shape[0])
-    problem = Problem(X, y, noise, Z, check_stages(stages), parameters, asked)
+    row_noise.check(X.shape[0])
+    problem = Problem(X, y, row_noise, Z, check_stages(stages), parameters, asked)
     store = Checkpoint(checkpoint, asked.checkpoint_seconds, problem.fingerprint(gp))
     state = State(problem, Clock(asked.max_seconds), problem.flatten(0, gp))
     with exclusive(store.path):

@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # the tests run this file by its path
 from pages_format import NONE, bullets, commands, machine, number, percent, small, span, table
 from pages_learn import learn
+from pages_tables import tables
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -513,6 +514,7 @@ CONTENT: dict[str, Callable[[Results], Values]] = {
     "learn.md": learn,
     "paper.md": paper,
     "iterative.md": iterative,
+    "tables.md": tables,
 }
 
 

@@ -411,3 +411,41 @@ def test_an_interrupted_fit_leaves_a_checkpoint_and_resumes(tmp_path):
     assert again.code == 0, again.error
     assert model.exists()
     assert not checkpoint.exists()
+
+
+# ---- kernels of one's own ----
+
+OWN = '''
+from cglb.kernels import Stationary
+
+
+class Cauchy(Stationary, known_as="cauchy_of_mine"):
+    """k(x, x') = variance / (1 + r²)."""
+
+    def profile(self, r2):
+        return 1.0 / (1.0 + r2)
+'''
+
+
+def test_a_model_with_a_kernel_of_ones_own_needs_its_module(folder, tmp_path, monkeypatch):
+    """A file never decides what is imported; the user may."""
+    (tmp_path / "cauchy_of_mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    kernel = ("--kernel", "cauchy_of_mine")
+    fit = ("fit", folder / "raw.csv", "--target", "y", "--model", "model", *kernel, *QUICK)
+    assert run("--import", "cauchy_of_mine", *fit).code == 0
+
+    def elsewhere(*arguments):
+        command = [sys.executable, "-m", "cglb", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    refused = elsewhere("info", "model")
+    assert refused.returncode == 2
+    assert "--import" in refused.stderr
+    shown = elsewhere("--import", "cauchy_of_mine", "info", "model")
+    assert shown.returncode == 0, shown.stderr
+    assert "Cauchy" in shown.stdout
+    unknown = run("--import", "there_is_no_such_module", "info", "model")
+    assert unknown.code == 2
+    assert "there_is_no_such_module" in unknown.error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -49,12 +51,28 @@ def _about(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a module first, such as one with kernels of your own; from the current folder "
+            "or the path of Python. Its code is run.",
+        ),
+    ] = None,
 ) -> None:
     """Gaussian process regression with bounds you can trust.
 
     Exit codes: 0 if all went well; 1 if the answer is not what was asked for (interrupted, or a
     tolerance not reached); 2 if an argument or a file cannot be used.
     """
+    if modules:
+        sys.path.insert(0, str(Path.cwd()))  # the script is elsewhere
+    for name in modules or []:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ValueError(f"--import {name}: {error}.") from None
 
 
 def main() -> None:

@@ -74,8 +74,8 @@ def _known(module: Any, name: Any) -> type[Kernel]:
     if kind is None:
         raise StoreError(
             f"The file has a kernel {name!r} of the module {module!r}, which is not known here. Import "
-            "the module that defines it before loading, if you trust it; if a script or a notebook "
-            "defined it, define it there again."
+            "the module that defines it before loading (`cglb --import MODULE …`), if you trust it; if "
+            "a script or a notebook defined it, define it there again."
         )
     return kind
 

@@ -9,6 +9,7 @@ runs in a process of its own; sides alternate, so that a busy spell of the machi
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import tempfile
@@ -24,9 +25,9 @@ TASKS = ("sgpr", "cglb", "chain")
 def measure(tree: Path, name: str, task: str, inputs: Path, repeats: int) -> dict:
     """One process of one side."""
     script = tree / "benchmarks" / "peers" / "run_cglb.py"
-    found = run_side(
-        name, None, str(script), task, inputs, repeats, variables={"PYTHONPATH": str(tree / "src")}
-    )
+    # the earlier side may need what is no longer a dependency (optax): put it on PYTHONPATH
+    path = os.pathsep.join([str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = run_side(name, None, str(script), task, inputs, repeats, variables={"PYTHONPATH": path})
     assert found is not None
     return found
 

@@ -28,6 +28,7 @@ from cglb.core.errors import StoreError
 from cglb.experiments import runs
 from cglb.experiments.spec import Budget, parse_methods, plan
 from cglb.io import tensorfile
+from cglb.optimisers.base import Ending
 from cglb.regressor import file as models
 from cglb.training import checkpoint
 
@@ -192,10 +193,11 @@ class _Stores(_Files):
                 row = {"step": step, "seconds": 1.0 * step, "bound": 0.0, "rows": 200, "stage": 0}
                 run.append("history", row)
                 run.append("scores", {"step": step, "seconds": 1.0, "rmse": 1.0, "nlpd": 1.0})
-        metrics = {"stop": "max_steps", "steps": 2, "seconds": 2.0, "cholesky": None}
+        metrics = {"stop": Ending.STEP_LIMIT, "steps": 2, "seconds": 2.0, "cholesky": None}
         self.runs[0].finish(metrics)
         shutil.copytree(self.root, self.kept)
         self.states = {run.spec.name: self._state(run) for run in self.runs}
+        assert [state[0] for state in self.states.values()] == ["done", "stopped"]
 
     @staticmethod
     def _state(run: runs.Run) -> tuple:

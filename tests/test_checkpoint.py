@@ -204,8 +204,8 @@ def test_a_write_that_fails_leaves_a_checkpoint_to_go_on_from(tmp_path, monkeypa
         if row["step"] == 3:
             monkeypatch.setattr(os, "fsync", full)
 
-    with pytest.raises(OSError, match="No space"):
-        fit(checkpoint=tmp_path / "fit", callback=later)
+    with pytest.warns(UserWarning, match="could not be written"):  # training is worth more than a file
+        assert_same(fit(checkpoint=tmp_path / "fit", callback=later), whole("rounds"))
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["fit"]
     assert_same(fit(checkpoint=tmp_path / "fit"), whole("rounds"))

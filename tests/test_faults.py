@@ -19,6 +19,7 @@ from cglb.experiments.spec import Budget, parse_methods, plan
 from cglb.io import tensorfile
 from cglb.io.lock import exclusive
 from cglb.regressor.file import KIND, VERSION
+from cglb.training import checkpoint
 
 X, Y, _ = problems.data()
 GP = cglb.GP(cglb.Matern32([0.8, 1.2]), 0.01)
@@ -201,12 +202,12 @@ def train(path, **options):
 def test_a_checkpoint_with_other_contents_is_one_error(tmp_path):
     path = tmp_path / "checkpoint"
     train(path)
-    document, arrays = tensorfile.read(path, "checkpoint", 3)
+    document, arrays = tensorfile.read(path, "checkpoint", checkpoint.VERSION)
     for name in ("free", "Z"):
         for changed in (None, arrays[name][:1] * np.nan, arrays[name].reshape(1, -1)):
             kept = {key: a for key, a in {**arrays, name: changed}.items() if a is not None}
             if name == "free":
-                tensorfile.write(path, "checkpoint", 3, document, kept)
+                tensorfile.write(path, "checkpoint", checkpoint.VERSION, document, kept)
                 with pytest.raises(StoreError, match="Delete it"):
                     train(path)
     for key in ("history", "ending", "seconds"):
@@ -215,7 +216,7 @@ def test_a_checkpoint_with_other_contents_is_one_error(tmp_path):
             if key != "history"
             else {k: v for k, v in document.items() if k != key}
         )
-        tensorfile.write(path, "checkpoint", 3, spoilt, arrays)
+        tensorfile.write(path, "checkpoint", checkpoint.VERSION, spoilt, arrays)
         with pytest.raises(StoreError, match="Delete it"):
             train(path)
 

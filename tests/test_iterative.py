@@ -70,14 +70,14 @@ def vector(gp):
 def test_the_mean_gradient_over_200_draws_is_the_exact_one(settings):
     found = many(settings)
     with cglb.float64():
-        one_system = system()
+        one_system, y = system(), jnp.asarray(Y)
 
         def alone(u, w):
             one = eqx.tree_at(lambda d: (d.U, d.W), found, (u[:, None], w[:, None]))
-            return gradient(one_system, one)
+            return gradient(one_system, one, y)
 
         each = jax.tree.map(np.asarray, jax.vmap(alone, in_axes=1)(found.U, found.W))
-        together = vector(gradient(one_system, found))
+        together = vector(gradient(one_system, found, y))
     each = np.concatenate([leaf.reshape(200, -1) for leaf in jax.tree.leaves(each)], axis=1)
     mean, error = each.mean(axis=0), each.std(axis=0, ddof=1) / np.sqrt(200)
     np.testing.assert_allclose(together, mean, rtol=1e-7, atol=1e-7)
@@ -170,7 +170,7 @@ def test_loose_cg_lowers_the_gradient_along_the_scale_whatever_the_probes():
         found = loose(10, seed=seed)
         with cglb.float64():
             gp, _, _ = arrays(LOW_NOISE)
-            slope = gradient(system(LOW_NOISE), found)
+            slope = gradient(system(LOW_NOISE), found, jnp.asarray(Y))
         along = float(slope.kernel.variance * gp.kernel.variance + slope.noise * gp.noise)
         assert along == pytest.approx(0.5 * e @ np.asarray(found.v) - N / 2, rel=1e-6)
         assert along < 0.5 * quadratic - N / 2 - 10.0

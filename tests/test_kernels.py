@@ -1,5 +1,6 @@
 """Kernels against differences in NumPy and scikit-learn; derivatives, also where points coincide."""
 
+import re
 from functools import partial
 
 import equinox as eqx
@@ -176,8 +177,8 @@ def test_a_gradient_may_be_negative_outside_jit_too():
     assert float(found.kernel.variance) == -8.0
 
 
-def flops_of_gradient(kernel, n=60, d=50):
-    """Of the compiled `pull_between`, in units of one product of [n, d] with [d, n]."""
+def products_of_gradient(kernel, n=60, d=50):
+    """Matrix products in the compiled `pull_between`."""
 
     def pull(kernel, F, W):
         return kernel.pull_between(F, F, W, False)
@@ -186,18 +187,18 @@ def flops_of_gradient(kernel, n=60, d=50):
         held = jax.tree.map(jnp.asarray, kernel)
         F = held.features(jnp.zeros((n, d)), jnp.zeros((1, d)))
         compiled = jax.jit(pull).lower(held, F, jnp.zeros((n, n))).compile()
-    return compiled.cost_analysis()["flops"] / (2 * n * n * d)
+    return len(re.findall(r"= f64\[[0-9,]*\]\S* (?:dot|custom-call)\(", compiled.as_text()))
 
 
 def test_a_combination_costs_no_more_matrix_products_than_its_parts():
     """Two for a stationary kernel: distances, and one side of their pullback. Autodiff takes three."""
     plain = cglb.Matern32(np.ones(50))
-    assert 2.0 < flops_of_gradient(plain) < 2.5
+    assert products_of_gradient(plain) == 2
     every = tuple(range(50))
     for kernel in (2.0 * plain, plain + 1.0, plain * cglb.Constant(0.5), plain.on(every), plain**3):
-        assert 2.0 < flops_of_gradient(kernel) < 2.6
+        assert products_of_gradient(kernel) == 2
     nested = (2.0 * plain).on(every) ** 2 * (cglb.RBF(np.ones(50)) + 0.3)
-    assert 4.0 < flops_of_gradient(nested) < 4.9
+    assert products_of_gradient(nested) == 4
 
 
 def central_differences(function, x, h=1e-6):

@@ -38,7 +38,7 @@ def test_leave_one_out_is_prediction_from_all_other_rows():
     held = diagnostics.leave_one_out(fitted())
     for row in (0, 7, N - 1):
         others = np.arange(N) != row
-        K = diagnostics._matrix(fitted().gp_, fitted()._X)
+        K = diagnostics._matrix(fitted().gp_, fitted()._X, np.full(N, float(fitted().gp_.noise)))
         e = fitted()._y - float(fitted().gp_.mean)
         weights = np.linalg.solve(K[others][:, others], K[others, row])
         mean = (weights @ e[others] + float(fitted().gp_.mean)) * fitted().y_scale_ + fitted().y_shift_

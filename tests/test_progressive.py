@@ -239,22 +239,22 @@ def test_another_number_of_rows_compiles_next_to_nothing():
 
 @pytest.mark.parametrize("method", [CGLB(logdet="chain"), CGLB(), SGPR()], ids=["chain", "amgm", "sgpr"])
 def test_rows_of_a_bucket_share_their_programs(method):
-    """With inducing points, rows that count for nothing fill up to one of few sizes (here 40)."""
-    X, y = toy(40, 0)
+    """With inducing points, rows that count for nothing fill up to one of few sizes (here 96)."""
+    X, y = toy(96, 0)
 
     def model():
         return cglb.GPRegressor(method, num_inducing=8, max_steps=2, schedule="direct")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        first = model().fit(X[:37], y[:37])
+        first = model().fit(X[:93], y[:93])
         for rows in (1, 3, 20):
             first.predict(X[:rows], return_std=True)
-        first.update(X[37:38], y[37:38]).predict(X[:1], return_std=True)
+        first.update(X[93:94], y[93:94]).predict(X[:1], return_std=True)
         with counted() as programs:
-            second = model().fit(X[:38], y[:38])
+            second = model().fit(X[:94], y[:94])
             for rows in (5, 1, 30, 64):
                 second.predict(np.resize(X, (rows, 4)), return_std=True)
-            for row in (38, 39):
+            for row in (94, 95):
                 second.update(X[row : row + 1], y[row : row + 1]).predict(X[:2], return_std=True)
     assert programs == []

@@ -37,7 +37,7 @@ def check_target(X: Any, y: Any, drop_missing: bool) -> tuple[Any, Any, Any]:
     if not drop_missing:
         raise ValueError(
             f"Input y contains NaN: {int(missing.sum())} of {len(values)} targets are missing. Drop "
-            "those rows, or pass drop_missing=True."
+            "those rows, or pass drop_missing=True (--drop-missing on the command line)."
         )
     keep = np.flatnonzero(~missing)
     return _rows(X, keep), values[keep], keep

@@ -78,8 +78,9 @@ def find_blocks(
     if random_order:
         shuffled = np.random.default_rng(seed).permutation(len(leaves))
         leaves = [leaves[i] for i in shuffled]
-    p = max(len(leaf) for leaf in leaves)
-    # as many blocks as all rows would fill, those that count for nothing included: one program for all
+    # sizes come from all rows, those that count for nothing included: one program for all of a bucket
+    p = min(block, X.shape[0])
+    # as many blocks as all rows would fill
     count = len(leaves) + -(-X.shape[0] // p) - -(-n // p)
     rows = np.zeros((count, p), dtype=np.int32)
     valid = np.zeros((count, p), dtype=bool)
@@ -89,7 +90,7 @@ def find_blocks(
     for i, leaf in enumerate(leaves):
         position[leaf] = i
     rows, valid = jnp.asarray(rows), jnp.asarray(valid)
-    k = min(neighbours, n)
+    k = min(neighbours, X.shape[0])
     found, found_valid = _nearest_earlier(k, jax.device_put(scaled), jnp.asarray(position), rows, valid)
     return Blocks(rows, valid, found, found_valid)
 

@@ -156,8 +156,10 @@ class Rows:
 
     def at(self, X: Any) -> Any:
         """Inducing points or test rows [m, d] as rows of weight 1 without noise of their own."""
-        if X is None or not self.extra:
-            return X
+        if X is None:
+            return None
+        if not self.extra:
+            return X if isinstance(X, jax.Array) else jax.device_put(X)
         more = np.zeros((X.shape[0], self.extra))
         more[:, 0] = 1.0
         return jax.device_put(np.concatenate([np.asarray(X), more], axis=1))

@@ -50,7 +50,7 @@ class ExactPosterior(Posterior):
         xp = backend.arrays
         alpha, mean = xp.asarray(self.alpha), xp.asarray(self.gp.mean)
         found = [K.T @ alpha + mean for _, K in self._batches(backend, X_star)]
-        return jnp.asarray(xp.concatenate(found))
+        return jax.device_put(xp.concatenate(found))  # `jnp.asarray` compiles a copy for each shape
 
     def _variance(self, X_star: Array) -> Array:
         backend = backend_of(self, X_star)
@@ -58,7 +58,7 @@ class ExactPosterior(Posterior):
         for rows, K in self._batches(backend, X_star):
             B = factor.half_solve(K)
             found.append(backend.prior_variances(self.gp.kernel, rows) - xp.sum(B * B, axis=0))
-        return jnp.asarray(xp.maximum(xp.concatenate(found), 0.0))
+        return jax.device_put(xp.maximum(xp.concatenate(found), 0.0))
 
     def _batches(self, backend: Backend, X_star: Array) -> Iterator[tuple[Any, Any]]:
         """Batches of test rows and their covariances with the training rows, [n, batch]."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
+from cglb.core.precision import is_traced
 from cglb.core.validation import boundary
 from cglb.linalg import row_noise
 from cglb.linalg.cg import Solution
@@ -89,7 +92,11 @@ class SparsePosterior(Posterior):
         sparse = in_batches(_sparse_mean, self._without_rows, X_star)
         if self.X is None or self.v is None:
             return sparse
-        return sparse + cross_mean(self.gp, self.X, self.v, X_star) - self.gp.mean
+        exact = cross_mean(self.gp, self.X, self.v, X_star)
+        if is_traced(sparse, exact):
+            return sparse + exact - self.gp.mean
+        # by NumPy: a sum of JAX's is compiled for each number of rows
+        return jax.device_put(np.asarray(sparse) + np.asarray(exact) - np.asarray(self.gp.mean))
 
     def _variance(self, X_star: Array) -> Array:
         return in_batches(_sparse_variance, self._without_rows, X_star)

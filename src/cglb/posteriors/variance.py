@@ -208,6 +208,9 @@ class Local:
         real = np.flatnonzero(row_noise.counts(kernel, X))
         shared = real[_rows_of(np.asarray(row_noise.plain_rows(kernel, X))[real], points)]
         others = np.setdiff1d(real, shared)
+        # rows that count for nothing change nothing where there are few others, but keep the shapes
+        spare = np.setdiff1d(np.arange(len(rows)), real)
+        others = np.concatenate([others, spare[: max(0, neighbours - len(others))]])
         self._k = min(neighbours, len(others))
         self._others, self._search = others, _Search(rows[others] * self._scale)
         self._given = kernel, jnp.asarray(gp.noise), jax.device_put(rows[shared]), X

@@ -1,5 +1,7 @@
 """Variances with a guarantee: one-sided or enclosed, never a guess."""
 
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -107,3 +109,23 @@ def test_impossible_settings_are_named(name, value):
     call = partial(variance.bracket, gp, X, Z) if name == "tolerance" else partial(variance.local, gp, X)
     with pytest.raises(ValueError, match=name):
         call(X, **{name: value})
+
+
+TWO_THREADS = """
+import numpy as np
+import cglb
+from cglb.compute.backend import CPU, using
+from cglb.posteriors.variance import BATCH, Local
+
+rng = np.random.default_rng(0)
+with cglb.float64(), using(CPU(width=2)):
+    import jax, jax.numpy as jnp
+    gp = jax.tree.map(jnp.asarray, cglb.GP(cglb.RBF([1.0, 1.0]), 0.1))
+    X, rows = jnp.asarray(rng.normal(size=(300, 2))), jnp.asarray(rng.normal(size=(6 * BATCH, 2)))
+    assert np.isfinite(np.asarray(Local(gp, X, X[:50])(rows))).all()
+"""
+
+
+def test_local_variances_of_many_rows_return_where_there_are_two_threads():
+    """Batched factorisations in two threads at once wait for each other for ever."""
+    subprocess.run([sys.executable, "-c", TWO_THREADS], timeout=120, check=True)

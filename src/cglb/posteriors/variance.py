@@ -229,7 +229,11 @@ class Local:
         parallel = backend_of(self._given, X_star).parallel.small_matrices()
         shared = (*self._given, self._factors, self._rounding)
         parts = (rows.reshape(count, size, rows.shape[1]), index)
-        found = np.concatenate([np.asarray(part) for part in parallel.map(_local, shared, parts)])[:s]
+        # one part at a time: batched factorisations from two threads at once never return
+        each = (
+            parallel.map(_local, shared, [part[i : i + 1] for part in parts])[0] for i in range(count)
+        )
+        found = np.concatenate([np.asarray(part) for part in each])[:s]
         if not np.isfinite(found).all():
             raise ValueError("X_star: the kernel's variance is not finite at some of its rows.")
         return jax.device_put(found)

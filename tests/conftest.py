@@ -65,28 +65,11 @@ def compiled_folder(flags: str) -> Path:
     return root / name
 
 
-def prune(folder: Path) -> None:
-    """Delete the oldest files until `CACHE_LIMIT` is kept; other runs may delete at the same time."""
-    found = []
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file():
-                found.append((path.stat().st_mtime, path.stat().st_size, path))
-        except FileNotFoundError:
-            continue
-    excess = sum(size for _, size, _ in found) - CACHE_LIMIT
-    for _, size, path in sorted(found):
-        if excess <= 0:
-            break
-        path.unlink(missing_ok=True)
-        excess -= size
-
-
 one_core_per_worker()
 os.environ["XLA_FLAGS"] = quick_flags()
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled_folder(os.environ["XLA_FLAGS"]))
-    prune(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).parent)
+    os.environ["CGLB_TEST_PRUNE"] = str(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).parent)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
@@ -135,6 +118,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("seconds per file")
     for name, total in seconds.most_common():
         terminalreporter.write_line(f"{total:8.1f}  {name}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep our folder of compiled code small: once, after all workers."""
+    if "CGLB_TEST_PRUNE" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
+        from cglb.core.cache import prune
+
+        prune(Path(os.environ["CGLB_TEST_PRUNE"]), CACHE_LIMIT)
 
 
 @pytest.fixture(autouse=True)

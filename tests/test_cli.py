@@ -278,7 +278,9 @@ def test_gaps_are_named_dropped_or_filled(gappy, tmp_path):
 
 
 def test_rows_with_gaps_are_skipped_on_request(folder, gappy):
-    assert run("predict", folder / "model", gappy).code == 2
+    refused = run("predict", folder / "model", gappy)
+    assert (refused.code, refused.out) == (2, "")
+    assert "--skip-missing" in refused.error
     done = run("predict", folder / "model", gappy, "--skip-missing")
     lines = done.out.splitlines()
     assert lines[1] == ",,,"
@@ -317,6 +319,7 @@ def test_a_gap_in_the_target_is_counted_or_dropped(folder, tmp_path):
         (("predict", "raw.csv", "raw.csv"), "raw.csv is damaged or not a safetensors file"),
         (("predict", "model", "narrow.csv"), "no column 'speed', 'colour'"),
         (("predict", "model", "raw.csv", "--level", "2"), "--level must lie between"),
+        (("predict", "model", "raw.csv", "--variance", "broad"), "variance must be one of.*'broad'"),
         (("predict", "model", "raw.csv", "-o", "no/such/file"), "cannot be written"),
         (("evidence", "absent"), "There is no file"),
     ],

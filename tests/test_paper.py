@@ -680,10 +680,9 @@ print(jax.config.jax_compilation_cache_dir)
     assert found["off"] == "None"
 
 
-def test_old_compiled_code_makes_room(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiled, "KEPT", 250)
+def test_old_compiled_code_makes_room(tmp_path):
     for age in range(4):
         (tmp_path / str(age)).write_bytes(bytes(100))
         os.utime(tmp_path / str(age), (1000 - age, 1000 - age))
-    compiled._prune(tmp_path)
+    compiled.prune(tmp_path, 250)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

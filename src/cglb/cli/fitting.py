@@ -24,7 +24,8 @@ def fit(
     target: common.Target,
     model: Annotated[str, typer.Option("--model", "-o", help="The file to write.")],
     kernel: Annotated[
-        str | None, typer.Option(help="A kernel by name, such as matern32 or rbf.")
+        str | None,
+        typer.Option(help="A kernel by name, such as matern32; auto compares several."),
     ] = None,
     training: Training,
     resume: Annotated[bool, typer.Option("--resume", help="Continue where Ctrl-C stopped.")] = False,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from cglb.core.errors import TableError
 from cglb.data.files import Reader, open_table
 from cglb.data.metrics import interval
 from cglb.data.table import Table, listed
-from cglb.data.writing import TableWriter
+from cglb.data.writing import Columns, TableWriter
 
 __all__ = ["predict"]
 
@@ -57,15 +59,15 @@ def predict(
     rows = skipped = 0
     with open_table(data, not no_header) as reader, watched(talk), _bar(talk) as advance:
         kinds, kept = _columns(estimator, reader), _kept(reader, keep or [])
+        none = {**{name: [] for name in kept}, **_columns_of(np.empty(0), np.empty(0), level)}
+        predict = partial(_predict, estimator, how=how, skip_missing=skip_missing)
+        parts = _parts(reader.chunks(kinds, kept), predict, reader.place)
+        first = next(parts, None)  # what is refused is refused before anything is written
         with TableWriter(output, as_json=json) as sink:
-            sink.write({**{name: [] for name in kept}, **_columns_of(np.empty(0), np.empty(0), level)})
-            for chunk, texts in reader.chunks(kinds, kept):
-                try:
-                    mean, std = _predict(estimator, chunk, how, skip_missing)
-                except TableError as error:
-                    raise TableError(f"{reader.place}, rows from {rows + 1} on: {error}") from None
+            sink.write(none)
+            for texts, mean, std in chain([] if first is None else [first], parts):
                 sink.write({**texts, **_columns_of(mean, std, level)})
-                rows += len(chunk)
+                rows += len(mean)
                 skipped += int(np.isnan(mean).sum())
                 advance(reader.share, rows)
     left_out = f", {skipped} of them skipped" if skipped else ""
@@ -100,6 +102,20 @@ def _columns(estimator: Any, reader: Reader) -> dict[str, Any]:
             f"{listed(reader.names)}."
         )
     return kinds
+
+
+def _parts(
+    chunks: Iterable[tuple[Table, Columns]], predict: Callable[[Table], Any], place: str
+) -> Iterator[tuple[Columns, np.ndarray, np.ndarray]]:
+    """The copied columns, means and standard deviations of one chunk after the other."""
+    rows = 0
+    for chunk, texts in chunks:
+        try:
+            mean, std = predict(chunk)
+        except TableError as error:
+            raise TableError(f"{place}, rows from {rows + 1} on: {error}") from None
+        yield texts, mean, std
+        rows += len(chunk)
 
 
 def _predict(

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-__all__ = ["cache_by_default", "cache_folder", "use_compilation_cache"]
+__all__ = ["cache_by_default", "cache_folder", "prune", "use_compilation_cache"]
 
 # bytes of compiled code that are kept from one process to the next
 KEPT = 2 << 30
@@ -46,7 +46,7 @@ def use_compilation_cache() -> Path | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not chosen:
-            _prune(own)
+            prune(own, KEPT)
     except OSError:  # not writable: everything works, but each process compiles again
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -78,8 +78,8 @@ def _machine() -> str:
     return f"jax-{jax.__version__}-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:8]}"
 
 
-def _prune(folder: Path) -> None:
-    """Delete the oldest files until `KEPT` bytes are left; other processes may delete them too."""
+def prune(folder: Path, kept: int) -> None:
+    """Delete the oldest files until `kept` bytes are left; other processes may delete them too."""
     found = []
     for path in folder.rglob("*"):
         try:
@@ -88,7 +88,7 @@ def _prune(folder: Path) -> None:
             continue
         if path.is_file():
             found.append((status.st_mtime, status.st_size, path))
-    excess = sum(size for _, size, _ in found) - KEPT
+    excess = sum(size for _, size, _ in found) - kept
     for _, size, path in sorted(found):
         if excess <= 0:
             break

@@ -22,7 +22,11 @@ __all__ = ["ColumnCode", "Encoding", "missing_columns"]
 MOST_TEXTS = 64
 MOST_NAMED = 10
 SHOWN_TEXTS = 5
-HELP = "Drop those rows (drop_missing=True, --drop-missing) or fill them (impute=True, --impute)."
+IN_TRAINING = "Drop those rows (drop_missing=True, --drop-missing) or fill them (impute=True, --impute)."
+IN_PREDICTIONS = (
+    "Drop those rows (--skip-missing on the command line leaves their predictions empty), or fit with "
+    "impute=True (--impute), which fills them in predictions too."
+)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ class Encoding:
             TableError: with the columns that have missing or infinite entries, or too many texts.
         """
         if not impute:
-            _check_complete(table)
+            _check_complete(table, IN_TRAINING)
         codes, notes = [], []
         for column in table.columns:
             _check_finite(column)
@@ -163,7 +167,8 @@ class Encoding:
             TableError: with the columns that have missing or infinite entries.
         """
         columns = list(zip(self.codes, table.columns, strict=True))
-        _check_complete(Table(tuple(c for code, c in columns if code.used and code.fill is None)))
+        needed = Table(tuple(c for code, c in columns if code.used and code.fill is None))
+        _check_complete(needed, IN_PREDICTIONS)
         parts, notes = [np.empty((len(table), 0))], []
         for code, column in columns:
             if not code.used:
@@ -232,13 +237,13 @@ def _typical(column: Column, present: np.ndarray) -> float | str:
     return max(counts, key=lambda value: counts[value])
 
 
-def _check_complete(table: Table) -> None:
+def _check_complete(table: Table, advice: str) -> None:
     found = missing_columns(table)
     if found:
         shown = ", ".join(f"{name} ({count})" for name, count in list(found.items())[:MOST_NAMED])
         more = f" and {len(found) - MOST_NAMED} more columns" if len(found) > MOST_NAMED else ""
         # scikit-learn and its users look for the first words
-        raise TableError(f"Input X contains NaN: missing entries in {shown}{more}. {HELP}")
+        raise TableError(f"Input X contains NaN: missing entries in {shown}{more}. {advice}")
 
 
 def _check_finite(column: Column) -> None:

@@ -27,13 +27,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} is damaged: it is not JSON ({error}). {REMEDY}") from None
-    if not isinstance(document, dict):
-        raise StoreError(f"{path} is damaged: it is not a table of names. {REMEDY}")
-    return document
+    return tensorfile.parse_object(content, path, REMEDY)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

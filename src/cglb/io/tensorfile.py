@@ -130,13 +130,27 @@ def read(
         raise StoreError(f"{path} has a document of {len(text)} characters, more than {MOST_TEXT}.")
     if header.get("sha256") != _checksum(text, arrays):
         raise StoreError(f"{path} is damaged: its checksum is wrong. Restore it or save again.")
+    return parse_object(text, path, "Save it again."), arrays
+
+
+def parse_object(text: str | bytes, path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Args:
+        text: the object.
+        path: the file, for messages.
+        remedy: what a user can do about a damaged file.
+
+    Raises:
+        StoreError: if the text is something else.
+    """
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} has a document that is not JSON ({error}). Save it again.") from None
+        raise StoreError(f"{path} is damaged: it is not JSON ({error}). {remedy}") from None
     if not isinstance(document, dict):
-        raise StoreError(f"{path} has a document that is not a table of names. Save it again.")
-    return document, arrays
+        raise StoreError(f"{path} is damaged: it is not a table of names. {remedy}")
+    return document
 
 
 def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:

@@ -126,6 +126,7 @@ class Method(abc.ABC):
         needs_points: whether training selects inducing points for it.
         noise_floor: the smallest noise variance, in units of the target's variance.
         exact_first: whether the exact likelihood of a part of the rows leads to its optimum.
+        is_exact: whether its value is log p(y) itself, not a bound or an estimate.
         padded: whether its systems may have rows that count for nothing (see `cglb.linalg.row_noise`),
             so that few programs serve every number of rows.
     """
@@ -134,6 +135,7 @@ class Method(abc.ABC):
     needs_points: ClassVar[bool] = True
     noise_floor: ClassVar[float] = 1e-6
     exact_first: ClassVar[bool] = False
+    is_exact: ClassVar[bool] = False
     padded: ClassVar[bool] = False
 
     def __init_subclass__(cls, name: str | None = None, **options: Any) -> None:

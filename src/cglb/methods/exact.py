@@ -34,6 +34,7 @@ class Exact(Method, name="exact"):
 
     needs_points = False
     exact_first = True
+    is_exact = True
 
     def prepare(self, system: System) -> Prepared:
         return Prepared("exact")

@@ -95,15 +95,15 @@ def depends(found: Dependence, target: str) -> str:
     return chart.svg(names or [str(value) for value in found.values])
 
 
-def training(stages: list[Climb]) -> str:
-    """The bound over the steps of each stage, per row."""
+def training(stages: list[Climb], what: str) -> str:
+    """What was maximised, such as the bound, over the steps of each stage, per row."""
     steps = np.concatenate([stage.steps for stage in stages])
     bounds = np.concatenate([stage.bounds for stage in stages])
     # the first steps may be far below: they would flatten the rest
     middle, high = float(np.median(bounds)), float(bounds.max())
     low = max(float(bounds.min()), middle - 4 * (high - middle) - 0.01)
-    chart = Chart.around(steps, [low, high], "The bound during training",
-                         labels=("step", "bound per row [nats]"))  # fmt: skip
+    chart = Chart.around(steps, [low, high], f"The {what} during training",
+                         labels=("step", f"{what} per row [nats]"))  # fmt: skip
     for stage in stages:
         shown = stage.bounds >= chart.y[0]
         chart.line(stage.steps[shown], stage.bounds[shown])
@@ -122,8 +122,8 @@ def solves(history: list[Any]) -> str | None:
     return chart.columns(steps, counts, 0.8).svg()
 
 
-def evidence(found: Evidence, bound: float) -> str:
-    """The interval for log p(y) on a line, with the bound of training."""
+def evidence(found: Evidence, bound: float, what: str) -> str:
+    """The interval for log p(y) on a line, with what training ended with, such as a bound."""
     # an end that rounding leaves open has no place in the picture
     ends = [end for end in (found.lower, found.upper) if np.isfinite(end)]
     middle = float(np.mean([*ends] or [bound]))
@@ -138,6 +138,6 @@ def evidence(found: Evidence, bound: float) -> str:
     chart.text((low + high) / 2, 0.55, words)
     # the words stay inside the picture
     place = float(np.clip(bound, low + 0.3 * (high - low), high - 0.3 * (high - low)))
-    return chart.text(place, -0.95, f"dashed: bound in training, {number(bound)}", "small").svg(
+    return chart.text(place, -0.95, f"dashed: {what} in training, {number(bound)}", "small").svg(
         vertical=False
     )

@@ -152,14 +152,15 @@ def _training(model: GPRegressor, found: Any) -> str:
             sizes = sorted({stage.rows for stage in stages})
             shown = _joined([f"{size:,}" for size in sizes])
             words = f"One line per stage: searches first, then the best of them; {shown} rows. {words}"
-        figures.append(_figure("The bound during training", charts.training(stages), words))
+        what = report.maximised
+        figures.append(_figure(f"The {what} during training", charts.training(stages, what), words))
         second = charts.solves(model.history_)
         if second is not None:
             figures.append(_figure("Conjugate gradients", second, "Steps at each accepted step."))
     words = "The log marginal likelihood lies in this interval: proven, up to rounding."
     if report.spread is not None:
         words += " The dashed line is an estimate, not a bound."
-    figures.append(_figure("Evidence", charts.evidence(found, report.bound), words))
+    figures.append(_figure("Evidence", charts.evidence(found, report.bound, report.maximised), words))
     lines = "<br>".join(escape(line) for line in str(report).splitlines())
     noise = float(model.gp_.noise) ** 0.5 * model.y_scale_
     kernel, units = shown_kernel(model)

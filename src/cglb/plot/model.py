@@ -20,19 +20,22 @@ class TrainingDisplay(Display):
     Attributes:
         stages: the bound per row in each stage, in standardised units.
         cg_steps: steps of CG at each step; None without CG.
+        what: what was maximised: a bound, log p(y) or an estimate of it.
     """
 
     stages: list[Climb]
     cg_steps: list[int | None]
+    what: str = "bound"
 
     @classmethod
     def from_estimator(cls, model: GPRegressor, *, ax: Any = None) -> TrainingDisplay:
         """Draw the training of a fitted model."""
-        return cls(climbs(model), [row["cg_steps"] for row in model.history_]).plot(ax)
+        steps = [row["cg_steps"] for row in model.history_]
+        return cls(climbs(model), steps, model.fit_report_.maximised).plot(ax)
 
     def plot(self, ax: Any = None) -> TrainingDisplay:
         """Draw on the axes, or on new ones; steps of CG on a second scale."""
-        axes = self._axes(ax, xlabel="step", ylabel="bound per row [nats]")
+        axes = self._axes(ax, xlabel="step", ylabel=f"{self.what} per row [nats]")
         if any(steps is not None for steps in self.cg_steps):
             second = axes.twinx()
             numbers = range(1, len(self.cg_steps) + 1)
@@ -75,18 +78,21 @@ class EvidenceDisplay(Display):
 
     Attributes:
         evidence: the interval.
-        bound: the bound that training ended with.
+        bound: the value that training ended with.
+        what: what that is: a bound, log p(y) or an estimate of it.
     """
 
     evidence: Evidence
     bound: float
+    what: str = "bound"
 
     @classmethod
     def from_estimator(
         cls, model: GPRegressor, *, tolerance: float | None = None, ax: Any = None
     ) -> EvidenceDisplay:
         """Draw the evidence of a fitted model, refined to `tolerance` nats if that is given."""
-        return cls(model.evidence(tolerance), model.fit_report_.bound).plot(ax)
+        report = model.fit_report_
+        return cls(model.evidence(tolerance), report.bound, report.maximised).plot(ax)
 
     def plot(self, ax: Any = None) -> EvidenceDisplay:
         """Draw on the axes, or on new ones."""
@@ -97,7 +103,7 @@ class EvidenceDisplay(Display):
             f"between {found.lower:.2f} and {found.upper:.2f}",
             ((found.lower + found.upper) / 2, 0), (0, 18), textcoords="offset points", ha="center",
         )  # fmt: skip
-        axes.axvline(self.bound, color=GREY, ls="--", lw=1, label="bound in training")
+        axes.axvline(self.bound, color=GREY, ls="--", lw=1, label=f"{self.what} in training")
         axes.set(ylim=(-1, 1), yticks=[])
         axes.legend(frameon=False, loc="lower right")
         return self

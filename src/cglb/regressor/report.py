@@ -33,7 +33,8 @@ class FitReport:
         steps: accepted steps.
         evaluations: how often the bound and its gradient were computed.
         seconds: the training time.
-        bound: on the log marginal likelihood of the targets in their original units, in nats.
+        bound: on the log marginal likelihood of the targets in their original units, in nats; with an
+            exact method the log marginal likelihood itself.
         products: how many products with K̂ were computed, including those for predictions.
         slack: a certified bound on the nats that CG costs the final model; None without CG.
         cg_trouble: the number of steps at which CG stopped before its tolerance.
@@ -43,6 +44,7 @@ class FitReport:
         prediction_stop: why CG stopped for predictions; None without CG.
         method: the name of what was maximised.
         reason: why, if it was chosen automatically.
+        exact: whether `bound` is the log marginal likelihood itself.
         spread: the standard error, if `bound` is an estimate and not a bound; otherwise None.
         remarks: sentences about odd data (see `cglb.data.remarks`).
         points: inducing points of the final model; 0 if there are none.
@@ -67,6 +69,7 @@ class FitReport:
     prediction_stop: str | None
     method: str = ""
     reason: str = ""
+    exact: bool = False
     spread: float | None = None
     remarks: tuple[str, ...] = ()
     points: int = 0
@@ -116,12 +119,20 @@ class FitReport:
             prediction_stop=solution.stop.value if solution else None,
             method=choice.method.name,
             reason=choice.reason,
+            exact=choice.method.is_exact,
             spread=last["spread"] if last else None,
             remarks=remarks,
             points=0 if fit.Z is None else len(fit.Z),
             ranking=start.ranking,
             ranked_rows=start.ranked_rows,
         )
+
+    @property
+    def maximised(self) -> str:
+        """What the values of training are called."""
+        if self.spread is not None:
+            return "estimate of log p(y)"
+        return "log p(y)" if self.exact else "bound"
 
     def with_points(self, asked: int | str, most: int) -> FitReport:
         """The report that says why there are so many inducing points.
@@ -172,6 +183,18 @@ class FitReport:
             f"<li>Most relevant inputs, the largest 1: {inputs}.</li></ul></div>"
         )
 
+    @property
+    def _evidence(self) -> str:
+        """What training maximised, and its value."""
+        if self.spread is not None:
+            return (
+                f"The log marginal likelihood is estimated as {self.bound:.2f} ± {self.spread:.2g} nats "
+                "(standard error over probes). This is not a bound, and inexact solves bias it: "
+                "evidence() gives an interval that contains the exact value."
+            )
+        what = "log marginal likelihood" if self.exact else "bound on the log marginal likelihood"
+        return f"The {what} is {self.bound:.2f} nats."
+
     def _choices(self) -> list[str]:
         """What else was chosen automatically."""
         found = []
@@ -188,12 +211,10 @@ class FitReport:
             f"Method: {self.method}{reason}.",
             *self._choices(),
             f"Training stopped after {self.steps} steps ({self.evaluations} evaluations, "
-            f"{self.seconds:.1f} s): {self.stop}. {self.message}",
-            f"The bound on the log marginal likelihood is {self.bound:.2f} nats."
-            if self.spread is None
-            else f"The log marginal likelihood is estimated as {self.bound:.2f} ± {self.spread:.2g} "
-            "nats (standard error over probes). This is not a bound, and inexact solves bias it: "
-            "evidence() gives an interval that contains the exact value.",
+            f"{self.seconds:.1f} s): {self.stop}."
+            # an early stop is explained among the concerns
+            + ("" if self.stop in STOPPED_EARLY else f" {self.message}"),
+            self._evidence,
         ]
         if self.slack is not None:
             lines.append(

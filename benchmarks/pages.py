@@ -46,7 +46,7 @@ UPPER = {
     "waterfill": "`waterfill` (its appendix)",
     "hadamard": "`hadamard`",
     "chain": "`chain`",
-    "chain, half": "`chain`, half of the points inside",
+    "chain, half": "`chain`, half of the points in A₁",
     "vecchia": "Vecchia (`inner=0`)",
     "auto": "`auto`",
 }
@@ -159,7 +159,11 @@ def speed(results: Results) -> Values:
         "fit_marks": table(
             ["best", "value", *sides],
             [
-                [name, number(one["mark"], 3), *(number(one["seconds"].get(side), 0) for side in sides)]
+                [
+                    name.replace("nlpd", "NLPD"),
+                    number(one["mark"], 3),
+                    *(number(one["seconds"].get(side), 0) for side in sides),
+                ]
                 for name, one in fit["marks"].items()
             ],
         ),

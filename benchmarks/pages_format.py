@@ -47,8 +47,9 @@ def bullets(items: Iterable[str]) -> str:
 def machine(result: Any) -> str:
     found = result["machine"]
     rate = number(found["gemm_gflops"])
+    cores = f"{found['cores']} core{'' if found['cores'] == 1 else 's'}"
     return textwrap.fill(
-        f"Made on {found['cores']} cores ({found['processor']}; {rate} GFLOP/s in a float64 matrix "
+        f"Measured on {cores} ({found['processor']}; {rate} GFLOP/s in a float64 matrix "
         f"product at the time) with cglb {found['cglb']} and JAX {found['jax']}.",
         WIDTH,
     )

@@ -28,5 +28,6 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         ),
         "predict_machine": machine(found),
         "tables": str(fuzz["settings"]["tables"]),
+        "tables_shown": f"{fuzz['settings']['tables']:,}",
         "fuzz": table(["outcome", "tables"], outcomes),
     }

@@ -1,5 +1,6 @@
 """What all tests share: shapes and dtypes are checked at every call, promotion is an error, and
-compiling, which takes most of the time of small problems, is quick and done once for all processes."""
+compiling, which takes most of the time of small problems, is quick and done once for all processes.
+Files about whole programs run without these checks, as users do; what they call is checked elsewhere."""
 
 import hashlib
 import importlib.metadata
@@ -91,12 +92,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # ---- for every test ----
 
+# Whole programs: commands, pages, stores, fits that are cut off and resumed.
+AS_USERS_RUN = (
+    *("docs", "paper", "cli", "checkpoint", "pictures", "hard_data", "tables", "interruptions"),
+    *("choices", "kernel_choice", "faults", "store", "memory"),
+)
+
 # Files by the time they take, longest first, so that no worker is left alone with a long one at the end.
 # `make durations` prints what the order should be. Files that are not here follow in alphabetical order.
 LONGEST_FIRST = (
-    *("regressor", "hard_data", "checkpoint", "train", "docs", "certificate", "paper", "chain"),
-    *("pictures", "kernel_choice", "cli", "confidence", "diagnostics", "faults", "progressive"),
-    *("variance", "memory", "kernels", "bounds", "iterative", "stored_bounds", "system", "store"),
+    *("docs", "hard_data", "certificate", "checkpoint", "row_noise", "train", "regressor", "paper"),
+    *("iterative", "chain", "progressive", "cli", "variance", "choices", "bounds", "rounding"),
+    *("operator", "store", "kernel_choice", "stored_bounds", "tables", "backends", "system", "memory"),
 )
 
 
@@ -133,6 +140,13 @@ def strict_jax():
     """No silent change of dtype or rank anywhere in the package."""
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         yield
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures, of which some fit a model
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Signatures are checked, but not in whole programs."""
+    unchecked = item.path.name in {f"test_{name}.py" for name in AS_USERS_RUN}
+    jaxtyping.config.update("jaxtyping_disable", unchecked)
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
     assert done.code == 0
     assert "colour holds text" in done.error
     assert "place is constant" in done.error
-    assert "bound on the log marginal likelihood" in done.out
+    assert "The log marginal likelihood is" in done.out
     return folder
 
 

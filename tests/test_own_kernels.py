@@ -79,6 +79,13 @@ def test_a_name_is_found_in_any_case_and_with_or_without_underscores(name, kind)
     assert kernels.find(name) is kind
 
 
+def test_a_listed_name_stands_for_a_kernel_and_a_combination_is_not_listed():
+    for name in kernels.names():
+        assert isinstance(kernels.find(name).default(3), cglb.Kernel)
+    assert {"Warped", "RBF"} <= set(kernels.names())
+    assert not {"Sum", "Product", "Scaled", "Power", "Columns"} & set(kernels.names())
+
+
 def test_an_unknown_name_is_answered_with_those_there_are():
     with pytest.raises(ValueError, match=r"no kernel called 'rfb'\. There are: .*Matern12.*RBF.*Warped"):
         kernels.find("rfb")

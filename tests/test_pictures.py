@@ -205,7 +205,7 @@ def test_the_report_is_whole_and_needs_no_network(page):
 
 @pytest.mark.parametrize("ends", [(-np.inf, 3.0), (-np.inf, np.inf), (2.0, 2.0), (1.0, 4.0)])
 def test_an_interval_that_is_open_can_be_drawn(ends):
-    svg = charts.evidence(Evidence(*ends), 1.5)
+    svg = charts.evidence(Evidence(*ends), 1.5, "bound")
     assert not re.search(r'="-?(nan|inf)"|nan,|inf,', svg)
     assert svg.count("<circle") == sum(map(np.isfinite, ends))
 

@@ -314,7 +314,7 @@ REPORT = FitReport(
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
-        ({"cg_trouble": 2}, "In 2 steps conjugate gradients stopped before its tolerance"),
+        ({"cg_trouble": 2}, "In 2 steps conjugate gradients stopped before their tolerance"),
         ({"prediction_stop": "breakdown"}, "stopped at: breakdown"),
         ({"at_floor": ("noise",)}, "At the lower limit: noise"),
         ({"jitter": 1e-5}, "Jitter of up to 1e-05"),

@@ -1,6 +1,6 @@
 """The type checker of the import hook: beartype, with an int accepted where a float is asked for.
 
-Functions inside functions are not checked: they are made anew at each call, and to make the checks of one
+Functions inside functions are not checked: they are made anew at each call, and making the checks of one
 takes longer than most of them run.
 """
 

@@ -311,8 +311,17 @@ def find(name: str) -> type[Kernel]:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all kernels that can be built, in alphabetical order."""
-    return tuple(sorted({known_as for known_as, _ in _concrete()}, key=str.lower))
+    """The names that stand for a kernel without arguments, in alphabetical order."""
+    return tuple(sorted({known_as for known_as, kind in _concrete() if _is_whole(kind)}, key=str.lower))
+
+
+def _is_whole(kind: type[Kernel]) -> bool:
+    """Whether the name alone is enough, unlike for combinations of kernels."""
+    try:
+        kind.default(1)
+    except ValueError:
+        return False
+    return True
 
 
 def _concrete() -> list[tuple[str, type[Kernel]]]:

@@ -1,7 +1,7 @@
 """The differentiable part of the Nyström matrix, with its gradient derived by hand.
 
 Bounds need only G = AAᵀ, c = A r and (some) A itself. With the factors already there the forward pass is
-free, and the backward pass is made of matrix products: about 2nm² flops on top of the 3nm² of `factor`.
+free, and the backward pass is made of matrix products: about 2nm² flops on top of those of `factor`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ R⁻¹ ≈ UᵀU (R = K̂/σ² − AᵀA), and then
 
     K̂⁻¹ ≈ Uᵀ(I − B(I + BᵀB)⁻¹Bᵀ)U/σ²,   B = UAᵀ,
 
-which is positive definite for any blocks. Building it costs about 3nm² flops, applying it O(n(m + k)),
+which is positive definite for any blocks. Building it costs 2nm² to 3nm² flops, applying it O(n(m + k)),
 like Nyström's.
 """
 
@@ -89,7 +89,7 @@ def _apply_chain(self: ChainPreconditioner, R: Array) -> Array:
 def chain_preconditioner(
     gp: GP, X: Float[Array, "n d"], factors: Nystrom, blocks: Blocks
 ) -> ChainPreconditioner:
-    """The preconditioner of K̂ on X, about 3nm² flops.
+    """The preconditioner of K̂ on X, 2nm² to 3nm² flops.
 
     Args:
         gp: the model.

@@ -124,7 +124,7 @@ class System:
 
     @cached_property
     def nystrom(self) -> Nystrom:
-        """The factors of Q̂: 3nm² flops, O(nm) memory."""
+        """The factors of Q̂: 2nm² flops by BLAS, 3nm² by XLA; O(nm) memory."""
         return nystrom.factor(self.gp, self.X, self.Z, self.solver.jitter)
 
     @property

@@ -69,8 +69,8 @@ class GPRegressor(RegressorMixin, Predictions):
             "iterative" the relative norm of the residual.
         precondition: CG's preconditioner: "nystrom", "chain" or "auto" (the chain if the inducing
             points leave much to do).
-        optimize_inducing: optimise inducing points by gradient (the paper's way) instead of selecting
-            them anew in rounds.
+        optimize_inducing: optimise inducing points by gradient, together with the hyperparameters: in a
+            last stage of the progressive schedule, throughout in the direct one (the paper's way).
         schedule: "progressive" (default) searches from several starts on few rows, goes on with the best
             on more rows, and ends on all; "direct" trains on all rows from one start, as the paper does.
         max_steps: accepted optimiser steps at most, after the searches of a progressive schedule: up to

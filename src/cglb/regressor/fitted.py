@@ -162,7 +162,7 @@ class Fitted(BaseEstimator):
             exact: by Cholesky, with n² memory.
             confidence: also give an interval inside the certain one that contains the exact value with
                 this probability, such as 0.99, by random probes; `tolerance` is then its width, by
-                default 1 nat per 1,000 rows.
+                default 1 nat per 1,000 rows, at least 1.
             max_seconds: the budget of time for refining.
         """
         self._check_fitted()

@@ -157,7 +157,7 @@ class FitReport:
         if self.cg_trouble:
             loss = "bounds are valid but looser" if self.spread is None else "estimates are biased"
             found.append(
-                f"In {self.cg_trouble} steps conjugate gradients stopped before its tolerance: those "
+                f"In {self.cg_trouble} steps conjugate gradients stopped before their tolerance: those "
                 f"{loss}. More inducing points or a higher noise_floor help."
             )
         if self.prediction_stop not in (None, Stop.TOLERANCE.value):

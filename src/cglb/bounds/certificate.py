@@ -343,8 +343,8 @@ def certify(
             message says which. Without a tolerance, one level is computed.
         exact: use Cholesky: n² memory, n³/3 flops; the width of the interval is that of rounding.
         confidence: also give an interval that contains log p(y) with this probability. One certain level
-            is then computed, and `tolerance` is the width of the likely interval, by default 1 nat per 1,000
-            rows, at least 1.
+            is then computed, and `tolerance` is the width of the likely interval, by default 1 nat per
+            1,000 rows, at least 1.
         max_seconds: stop before a level, or a batch of probes, that would take longer.
         memory_gb: memory for the n × m arrays, and for K̂ while CG runs.
 

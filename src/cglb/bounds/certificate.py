@@ -213,7 +213,7 @@ class Certificate:
                 return given
             solver = replace(given.solver, jitter=jitter)
             return given.again(solver, given.neighbours)
-        Z = given.X[inducing.greedy_rows(given.gp.kernel, given.X, self._m, seed=0)]
+        Z = inducing.greedy_points(given.gp.kernel, given.X, self._m, seed=0)
         solver = Solver(memory_gb=self._memory_gb, jitter=max(DEFAULT_JITTER, jitter))
         kernel, k = given.gp.kernel, min(self._neighbours, given.count)
         blocks = find_blocks(kernel, given.X, neighbours=k)
@@ -314,7 +314,7 @@ def check_confidence(confidence: float) -> None:
 
 def first_points(kernel: Kernel, X: Float[Array, "n d"]) -> Float[Array, "m d"]:
     """Inducing points for the first level, if none are given."""
-    return X[inducing.greedy_rows(kernel, X, min(FIRST_INDUCING, X.shape[0]), seed=0)]
+    return inducing.greedy_points(kernel, X, min(FIRST_INDUCING, X.shape[0]), seed=0)
 
 
 @boundary

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from cglb.core.precision import Number
 
@@ -33,7 +34,7 @@ class BoundTerms(eqx.Module):
     @property
     def value(self) -> Number:
         """The bound itself, in nats."""
-        return self.constant + self.quadratic + self.logdet
+        return _sum(self.constant, self.quadratic, self.logdet)
 
     @property
     def lower(self) -> Number:
@@ -54,7 +55,20 @@ class BoundTerms(eqx.Module):
         if not isinstance(quadratic, jax.Array) and not isinstance(logdet, jax.Array):
             terms = (np.float64(term) for term in (constant, -0.5 * quadratic, -0.5 * logdet))
             return cls(*terms, rounding=rounding)
-        quadratic, logdet = jnp.asarray(quadratic), jnp.asarray(logdet)
-        return cls(
-            jnp.asarray(constant, dtype=quadratic.dtype), -0.5 * quadratic, -0.5 * logdet, rounding
-        )
+        return cls(*_halves(constant, quadratic, logdet), rounding)
+
+
+@jax.jit
+def _halves(constant: Any, quadratic: Any, logdet: Any) -> tuple[Array, Array, Array]:
+    constant, quadratic, logdet = jnp.asarray(constant), jnp.asarray(quadratic), jnp.asarray(logdet)
+    return constant.astype(quadratic.dtype), -0.5 * quadratic, -0.5 * logdet
+
+
+def _sum(*terms: Any) -> Any:
+    """The sum: of NumPy's numbers one of NumPy, otherwise one compiled program."""
+    return _added(*terms) if any(isinstance(term, jax.Array) for term in terms) else sum(terms)
+
+
+@jax.jit
+def _added(constant: Any, quadratic: Any, logdet: Any) -> Array:
+    return constant + quadratic + logdet

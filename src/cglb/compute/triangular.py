@@ -6,6 +6,7 @@ blocks, almost all the work of an inverse is GEMM; only the small diagonal block
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
@@ -16,6 +17,7 @@ __all__ = ["inverse", "solve_right"]
 BLOCK = 64  # rows up to which a triangle is inverted by substitution
 
 
+@jax.jit
 def inverse(L: Float[Array, "m m"]) -> Float[Array, "m m"]:
     """L⁻¹ of a lower-triangular L, by halves: the corner of the inverse is −L₂₂⁻¹ L₂₁ L₁₁⁻¹."""
     m = L.shape[0]

@@ -134,13 +134,18 @@ def conjugate_gradients(
     single = e.ndim == 1
     E = e[:, None] if single else e
     V0 = v0[:, None] if v0 is not None and v0.ndim == 1 else v0
-    limit = jnp.broadcast_to(jnp.asarray(limits.tolerance, dtype=E.dtype), (E.shape[1],))
+    limit = jax.device_put(np.full(E.shape[1], limits.tolerance, dtype=E.dtype))
     rule = _InNats(factors, limit)
     point, products = _start(operator, E, factors, V0)
     out = _turns(operator, fast or operator, E, rule, preconditioner, limits.max_steps, point, products)
     if not single:
         return out
-    return Solution(out.v[:, 0], out.K_hat_v[:, 0], out.slack[0], out.steps, out.products, out.stop)
+    return Solution(*_first_column(out.v, out.K_hat_v, out.slack), out.steps, out.products, out.stop)
+
+
+@jax.jit
+def _first_column(*arrays: Array) -> tuple[Array, ...]:
+    return tuple(array[..., 0] for array in arrays)
 
 
 class _Point(NamedTuple):
@@ -250,13 +255,18 @@ def _point(E: Array, factors: Nystrom, V: Array, K_hat_V: Array) -> _Point:
     return _Point(V, K_hat_V, R, 0.5 * dot(R, factors.solve(R)))
 
 
+@jax.jit
+def _origin(E: Array, factors: Nystrom) -> _Point:
+    zero = jnp.zeros_like(E)
+    return _point(E, factors, zero, zero)
+
+
 def _start(operator: Operator, E: Array, factors: Nystrom, V0: Array | None) -> tuple[_Point, int]:
     """V0 or 0, column by column, whichever gives the better bound; and the number of products.
 
     After a long step of the optimiser, an old V0 can be extremely bad. 0 is never worse than SGPR.
     """
-    zero = jnp.zeros_like(E)
-    origin = _point(E, factors, zero, zero)
+    origin = _origin(E, factors)
     if V0 is None:
         return origin, 0
     if V0.shape[1] == E.shape[1]:

@@ -42,7 +42,14 @@ def greedy(
         seed: decides between equal variances (the first pivot of a stationary kernel); without it the
             lowest row number is chosen.
     """
-    return X[greedy_rows(kernel, X, m, seed)]
+    return greedy_points(kernel, X, m, seed)
+
+
+def greedy_points(
+    kernel: Kernel, X: Float[Array, "n d"], m: int, seed: int | None = None
+) -> Float[Array, "m d"]:
+    """`greedy` for validated arguments."""
+    return jnp.take(X, greedy_rows(kernel, X, m, seed), axis=0)
 
 
 def greedy_rows(
@@ -105,7 +112,7 @@ def pivots(m: int, kernel: Kernel, X: Array) -> tuple[Array, Array]:
 def pivot_rows(kernel: Kernel, X: Float[Array, "n d"], rank: int = 100) -> Float[Array, "m d"]:
     """The rows of X that pivoted Cholesky chooses: min(rank, n) distinct rows, O(n·rank²)."""
     chosen, _ = pivots(min(rank, X.shape[0]), kernel, X)
-    return X[chosen]
+    return jnp.take(X, chosen, axis=0)
 
 
 @boundary

@@ -65,6 +65,19 @@ class _Relative(Rule):
         return jnp.all(measure <= SOLVED) | close
 
 
+@jax.jit
+def _scales(B: Array) -> Array:
+    """‖b‖ of each column, 1 for a column of zeros."""
+    norms = jnp.sqrt(dot(B, B))
+    return jnp.where(norms > 0.0, norms, 1.0)
+
+
+@jax.jit
+def _first_look(rule: _Relative, R: Array) -> tuple[Array, Array, Array]:
+    R, measure, _ = rule.look(R)
+    return R, measure, rule.reached(measure, jnp.asarray(0))
+
+
 def block_cg(
     operator: Operator,
     B: Float[Array, "n t"],
@@ -88,11 +101,10 @@ def block_cg(
         min_steps: steps before the tolerance counts; with tolerance 1, CG would otherwise take none.
         max_steps: the step limit.
     """
-    norms = jnp.sqrt(dot(B, B))
-    rule = _Relative(jnp.where(norms > 0.0, norms, 1.0), tolerance, min_steps)
+    rule = _Relative(_scales(B), tolerance, min_steps)
     V = jnp.zeros_like(B) if V0 is None else V0
-    R, measure, _ = rule.look(B if V0 is None else B - operator @ V0)
-    residual, reached = np.asarray(measure), bool(rule.reached(measure, jnp.asarray(0)))
+    R, measure, at_once = _first_look(rule, B if V0 is None else B - operator @ V0)
+    residual, reached = np.asarray(measure), bool(at_once)
     search: Search | None = None
     alphas, rhos = [np.zeros((0, B.shape[1]))], [np.zeros((0, B.shape[1]))]
     steps, stop = 0, None

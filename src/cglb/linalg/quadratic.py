@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -21,6 +22,7 @@ class QuadraticInterval(eqx.Module):
     upper: Float[Array, "*t"]
 
 
+@jax.jit
 def quadratic_interval(
     e: Float[Array, "n *t"],
     v: Float[Array, "n *t"],

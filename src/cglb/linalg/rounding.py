@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from cglb.kernels.base import Kernel
 from cglb.linalg.nystrom import Nystrom
-from cglb.linalg.quadratic import QuadraticInterval
+from cglb.linalg.quadratic import QuadraticInterval, quadratic_interval
 from cglb.linalg.row_noise import log_size
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def dense_rounding(
     αᵀΔα' with (K̂ + Δ)α' = e. Infinite where B reaches σ²: there float64 says nothing.
     """
     n = X.shape[0]
-    trace = float(jnp.sum(kernel.diag(X))) + n * noise
+    trace = float(_prior_trace(kernel, X)) + n * noise
     error = (kernel.rounding(X.shape[1]) + gamma(3 * n)) * trace
     growth = _ratio(error, noise)
-    form = error * norm**2 * (1.0 + growth) + 4.0 * gamma(n) * norm * float(jnp.linalg.norm(e))
+    form = error * norm**2 * (1.0 + growth) + 4.0 * gamma(n) * norm * float(_norms(e))
     logdet = float(np.sqrt(n)) * growth + 4.0 * gamma(n) * log_size(kernel, noise, X)
     return DenseRounding(logdet, form if np.isfinite(growth) else np.inf)
 
@@ -116,7 +116,8 @@ class Rounding:
         d, diag = system.X.shape[1], np.asarray(factors.k_diag)
         trace, entry = float(np.sum(diag)), kernel.rounding(d)
         missing = _missing(factors, kernel, system.Z, trace, entry)
-        explained = float(jnp.sum(factors.At * factors.At))
+        At = np.asarray(factors.At)
+        explained = float(np.vdot(At, At))
         noise = float(system.gp.noise)
         logs = log_size(kernel, noise, system.X)
         return cls(system.n, system.m, entry, noise, trace, float(diag.max()), logs, explained, missing)
@@ -162,7 +163,7 @@ class Rounding:
         """
         v, K_hat_v, r = _norms(solution.v), _norms(solution.K_hat_v), _norms(e - solution.K_hat_v)
         size, noise = _norms(e), self.noise
-        middle = np.asarray(jnp.sum(2.0 * e * solution.v - solution.v * solution.K_hat_v, axis=0))
+        middle = np.asarray(quadratic_interval(e, solution.v, solution.K_hat_v, solution.slack).lower)
         off = self.product * v**2 + gamma(self.n) * v * (3.0 * size + K_hat_v) + 2.0 * error * v
         # rᵀQ̂⁻¹r in floating point, or without Q̂
         form = 2.0 * np.asarray(solution.slack)
@@ -176,7 +177,18 @@ class Rounding:
 
 
 def _norms(V: Array) -> np.ndarray:
-    return np.asarray(jnp.sqrt(jnp.sum(V * V, axis=0)))
+    return np.asarray(_norm_by_column(V))
+
+
+@jax.jit
+def _norm_by_column(V: Array) -> Array:
+    return jnp.sqrt(jnp.sum(V * V, axis=0))
+
+
+@jax.jit
+def _prior_trace(kernel: Kernel, X: Array) -> Array:
+    """tr K."""
+    return jnp.sum(kernel.diag(X))
 
 
 def _missing(factors: Nystrom, kernel: Kernel, Z: Array, trace: float, entry: float) -> float:
@@ -185,7 +197,7 @@ def _missing(factors: Nystrom, kernel: Kernel, Z: Array, trace: float, entry: fl
     LLᵀ = Kuu + jI + G and LσA = Kuf + F with ‖G‖ ≤ g = (τ + γ(m))·tr Kuu and
     ‖F‖ ≤ f = (τ + γ(m))√(tr Kuu·tr K). If g ≤ j/2, then ε = 2f²/j. In any case ε = g‖W‖² + 2f‖W‖.
     """
-    m, prior = factors.m, float(jnp.sum(kernel.diag(Z)))
+    m, prior = factors.m, float(_prior_trace(kernel, Z))
     error = entry + gamma(m)
     in_kuu, in_kuf = error * prior, error * float(np.sqrt(prior * trace))
     jitter = float(factors.jitter) * prior / m

@@ -66,7 +66,7 @@ class View(eqx.Module):
     @property
     def residual_trace(self) -> Float[Array, ""]:
         """tr(E), never below 0."""
-        return jnp.maximum(jnp.sum(self.kernel.diag(self.X)) - self.noise * jnp.trace(self.G), 0.0)
+        return _residual_trace(self.kernel, self.noise, self.X, self.G)
 
     @property
     def residual_diag(self) -> Float[Array, " n"]:
@@ -77,7 +77,7 @@ class View(eqx.Module):
     @property
     def logdet_Q(self) -> Float[Array, ""]:
         """log|Q̂| = n log σ² + log|I + G|."""
-        return self.n * jnp.log(self.noise) + self.logdet_B
+        return _logdet_Q(self.n, self.noise, self.logdet_B)
 
     @property
     def logdet_B(self) -> Float[Array, ""]:
@@ -111,14 +111,37 @@ def linearise(
     """
     G, c, At = gram(gp, X, Z, r, factors, rows)
     noise = jnp.asarray(gp.noise)
-    form = (r @ r - _inverse_quadratic(G, c, factors.LB)) / noise
-    return View(gp.kernel, noise, X, G, factors.LB, At), form
+    return View(gp.kernel, noise, X, G, factors.LB, At), _inverse_form(r, noise, G, c, factors.LB)
+
+
+# one program each, not one per operation
+
+
+@jax.jit
+def _residual_trace(kernel: Kernel, noise: Array, X: Array, G: Array) -> Array:
+    return jnp.maximum(jnp.sum(kernel.diag(X)) - noise * jnp.trace(G), 0.0)
+
+
+@jax.jit
+def _logdet_Q(n: Any, noise: Array, logdet_B: Array) -> Array:
+    return n * jnp.log(noise) + logdet_B
+
+
+@jax.jit
+def _inverse_form(r: Array, noise: Array, G: Array, c: Array, LB: Array) -> Array:
+    """rᵀQ̂⁻¹r for c = Ar."""
+    return (r @ r - _inverse_quadratic(G, c, LB)) / noise
 
 
 @jax.custom_vjp
 def logdet_plus_identity(G: Float[Array, "m m"], LB: Float[Array, "m m"]) -> Float[Array, ""]:
     """log|I + G| given the Cholesky factor of I + G; the gradient in G is (I + G)⁻¹, by products."""
-    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(LB)))
+    return _logdet(LB)
+
+
+@jax.jit
+def _logdet(L: Array) -> Array:
+    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(L)))
 
 
 def _logdet_forward(G: Array, LB: Array) -> tuple[Array, Array]:

@@ -75,8 +75,8 @@ class SparsePosterior(Posterior):
         if s_Z is None:
             return self
         X = None if self.X is None else row_noise.plain_rows(kernel, self.X)
-        v = None if self.v is None or s is None else jnp.asarray(s) * self.v
-        weights, L = jnp.asarray(s_Z) * self.weights, self.L / jnp.asarray(s_Z)[:, None]
+        v = None if self.v is None or s is None else _times(s, self.v)
+        weights, L = _of_points(s_Z, self.weights, self.L)
         Z = row_noise.plain_rows(kernel, self.Z)
         return SparsePosterior(row_noise.plain_model(self.gp), X, v, Z, weights, L, self.LB)
 
@@ -110,6 +110,16 @@ class SparsePosterior(Posterior):
     def _without_rows(self) -> SparsePosterior:
         """The part whose shapes do not depend on n, so that compiled code does not either."""
         return SparsePosterior(self.gp, None, None, self.Z, self.weights, self.L, self.LB)
+
+
+@jax.jit
+def _times(s: Array, v: Array) -> Array:
+    return s * v
+
+
+@jax.jit
+def _of_points(s: Array, weights: Array, L: Array) -> tuple[Array, Array]:
+    return s * weights, L / s[:, None]
 
 
 def _sparse_mean(posterior: SparsePosterior, X_star: Array) -> Array:

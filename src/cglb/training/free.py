@@ -178,16 +178,7 @@ class Parameters:
         Raises:
             ValueError: if `gp` is not built like the template.
         """
-        parts = []
-        for value, leaf in zip(self._values(gp), self._leaves, strict=True):
-            if leaf.fixed:
-                continue
-            value = jnp.reshape(jnp.asarray(value), (-1,))
-            if not leaf.real:
-                above = jnp.maximum(value - leaf.floor, 1e-12 * jnp.maximum(value, 1e-300))
-                value = self.transform.inverse(above)
-            parts.append(value)
-        return jnp.concatenate(parts) if parts else jnp.zeros(0)
+        return _free(tuple(self._leaves), self.transform, tuple(self._values(gp)))
 
     @boundary
     def unflatten(self, free: Float[Array, " p"]) -> GP:
@@ -220,6 +211,20 @@ class Parameters:
         ]
         values = np.concatenate(parts).tolist() if parts else []
         return dict(zip(self.names, values, strict=True))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _free(leaves: tuple[_Leaf, ...], transform: Transform, values: tuple[Array, ...]) -> Array:
+    parts = []
+    for value, leaf in zip(values, leaves, strict=True):
+        if leaf.fixed:
+            continue
+        value = jnp.reshape(jnp.asarray(value), (-1,))
+        if not leaf.real:
+            above = jnp.maximum(value - leaf.floor, 1e-12 * jnp.maximum(value, 1e-300))
+            value = transform.inverse(above)
+        parts.append(value)
+    return jnp.concatenate(parts) if parts else jnp.zeros(0)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

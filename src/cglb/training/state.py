@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -395,6 +396,7 @@ class State:
         )
 
 
+@jax.jit
 def _recycle(v: Array, older: Array | None) -> Array:
     """The newest solutions as columns [n, RECYCLED], the newest first; 0 where there are none yet."""
     if older is None:

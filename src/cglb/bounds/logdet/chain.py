@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import equinox as eqx
@@ -112,7 +113,7 @@ class Chain(LogdetBound):
         At, price = view.rows, view.logdet_Q
         m = view.m if self.inner is None else min(self.inner, view.m)
         if m < view.m:
-            At, price = At[:, :m], price - _logdet_of_others(view.G[m:, m:])
+            At, price = _with_first(m, At, view.G, price)
         return chain_logdet(view.kernel, view.noise, At, view.X, self.blocks) + price
 
     def margin(self, value: float, view: View, rounding: Rounding) -> float:
@@ -127,9 +128,9 @@ class Chain(LogdetBound):
         return parts + 3.0 * rounding.logdet_B + 4.0 * gamma(count) * (abs(value) + view.n)
 
 
-@jax.jit
-def _logdet_of_others(G: Float[Array, "m m"]) -> Float[Array, ""]:
-    """log|I + A₂A₂ᵀ|."""
-    fixed = lax.stop_gradient(G)
-    LB = jnp.linalg.cholesky(fixed + jnp.eye(G.shape[0], dtype=G.dtype))
-    return logdet_plus_identity(G, LB)  # pyright: ignore[reportReturnType]
+@partial(jax.jit, static_argnums=0)
+def _with_first(m: int, At: Array, G: Array, price: Array) -> tuple[Array, Array]:
+    """The first m columns of Aᵀ, and the price less log|I + A₂A₂ᵀ| of the others."""
+    others = G[m:, m:]
+    LB = jnp.linalg.cholesky(lax.stop_gradient(others) + jnp.eye(others.shape[0], dtype=G.dtype))
+    return At[:, :m], price - jnp.asarray(logdet_plus_identity(others, LB))

@@ -3,12 +3,14 @@
     python benchmarks/before.py --commit 538c948 --rows 1000,10000
 
 The earlier commit is checked out into a temporary folder and measured with this environment. Each side
-runs in a process of its own; sides alternate, so that a busy spell of the machine hits both.
+runs in a process of its own; sides alternate, so that a busy spell of the machine hits both. What is not
+run keeps its stored result.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -39,12 +41,13 @@ def main() -> None:
     parser.add_argument("--rows", default="1000,10000")
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--inducing", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3, help="processes of each side")
-    parser.add_argument("--repeats", type=int, default=7, help="calls in each process")
+    parser.add_argument("--rounds", type=int, default=5, help="processes of each side")
+    parser.add_argument("--repeats", type=int, default=15, help="calls in each process")
     parser.add_argument("--json", type=Path, default=RESULTS / "before.json")
     options = parser.parse_args()
     now = HERE.parent
-    results: dict[str, dict] = {}
+    stored = json.loads(options.json.read_text()) if options.json.exists() else {}
+    results: dict[str, dict] = stored.get("results", {})
     with tempfile.TemporaryDirectory() as folder:
         before = Path(folder) / "before"
         subprocess.run(
@@ -73,6 +76,7 @@ def main() -> None:
                         "seconds": median,
                         "first_call": first,
                         "now_to_before": round(ratio, 3),
+                        "rounds": options.rounds,
                     }
                     print(f"{task} at {rows} rows: now takes {ratio:.2f} of the time before", flush=True)
         finally:

@@ -90,8 +90,8 @@ def main() -> None:
 
     def save(part: str, content: dict[str, Any]) -> None:
         stored[part] = content
-        stored["machine"] = host
-        write(path, stored)
+        kept = json.loads(path.read_text()) if path.exists() else {}  # parts may run side by side
+        write(path, kept | {part: content, "machine": host})
 
     host = machine()
     for part in options.parts or PARTS:

@@ -1,4 +1,4 @@
-"""The first minute: import, first and second fits, folds, latencies and memory, beside the peers.
+"""The first minute: import, first and second fits, folds, latencies and memory, next to the peers.
 
     python benchmarks/first_minute.py                # all parts; memory takes some minutes
     python benchmarks/first_minute.py --parts fit --rows 100,200
@@ -62,18 +62,15 @@ def imports(repeats: int = 5) -> dict[str, float]:
     return found | {"ratio": found["cglb"] / found["jax_sklearn"]}
 
 
-def fits(rows: list[int], peers: dict[str, list[int]], folder: Path) -> dict[str, Any]:
-    """By rows and side."""
+def fits(n: int, peers: dict[str, list[int]], folder: Path) -> dict[str, Any]:
+    """Fits of n rows by side."""
     found: dict[str, Any] = {}
-    for n in rows:
-        here: dict[str, Any] = {}
-        with tempfile.TemporaryDirectory() as cache:
-            here["cglb"] = run("cglb", "fit", n, folder, Path(cache))
-            here["cglb_cached"] = run("cglb", "fit", n, folder, Path(cache))
-        for side, sizes in peers.items():
-            if n in sizes:
-                here[side] = run(side, "fit", n, folder, folder)
-        found[str(n)] = here
+    with tempfile.TemporaryDirectory() as cache:
+        found["cglb"] = run("cglb", "fit", n, folder, Path(cache))
+        found["cglb_cached"] = run("cglb", "fit", n, folder, Path(cache))
+    for side, sizes in peers.items():
+        if n in sizes:
+            found[side] = run(side, "fit", n, folder, folder)
     return found
 
 
@@ -88,20 +85,27 @@ def main() -> None:
     parts, rows = options.parts.split(","), [int(n) for n in options.rows.split(",")]
     results = json.loads(options.json.read_text())["results"] if options.json.exists() else {}
     data = datasets.robot_arm(10_001, seed=0)
+    settings = {key: str(value) for key, value in vars(options).items() if key not in ("json", "parts")}
+
+    def keep(part: str, found: Any) -> None:
+        """Write after each measurement: this takes long."""
+        results[part] = found
+        write(options.json, {"settings": settings, "results": results, "machine": machine()})
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         np.savez(folder / "data.npz", X=data.X, y=data.y)
         if "import" in parts:
-            results["import"] = imports()
+            keep("import", imports())
             print(results["import"], flush=True)
         if "fit" in parts:
             peers = {"sklearn": rows, "gpflow": [int(n) for n in options.gpflow_rows.split(",") if n]}
-            results["fit"] = results.get("fit", {}) | fits(rows, peers, folder)
+            for n in rows:
+                by_rows = results.get("fit", {}) | {str(n): fits(n, peers, folder)}
+                keep("fit", dict(sorted(by_rows.items(), key=lambda pair: int(pair[0]))))
         for part, size in (("folds", 600), ("serve", 10_000), ("memory", options.fits)):
             if part in parts:
-                results[part] = run("cglb", part, size, folder, folder)
-    settings = {key: str(value) for key, value in vars(options).items() if key not in ("json", "parts")}
-    write(options.json, {"settings": settings, "results": results, "machine": machine()})
+                keep(part, run("cglb", part, size, folder, folder))
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ def _before(found: Any) -> Values:
         seconds = [number(one["seconds"][side], 2) for side in ("before", "now")]
         first_call = [number(one["first_call"][side]) for side in ("before", "now")]
         rows.append([name, str(one["rounds"]), *seconds, number(one["now_to_before"], 2), *first_call])
-    header = ["", "processes", "s before", "s now", "now / before", "first call before", "first call now"]
+    header = ["", "processes", "s before", "s now", "ratio", "first call before", "first call now"]
     return {
         "earlier": settings["commit"],
         "before_data": settings["data"],

@@ -93,7 +93,7 @@ def test_a_document_with_any_other_value_is_refused_or_predicts_as_saved(model, 
 @pytest.mark.parametrize(
     "name", ["_X", "_y", "X_scale_", "_Z", "_v", "posterior.weights", "posterior.LB"]
 )
-@pytest.mark.parametrize("spoil", ["shape", "dtype", "nan", "empty"])
+@pytest.mark.parametrize("spoil", ["shape", "dtype", "nan", "huge", "empty"])
 def test_arrays_of_other_shapes_dtypes_and_ranges_are_refused(saved, tmp_path, name, spoil):
     document, arrays = saved
     array = arrays[name]
@@ -101,10 +101,20 @@ def test_arrays_of_other_shapes_dtypes_and_ranges_are_refused(saved, tmp_path, n
         "shape": np.concatenate([array, array[:1]]),
         "dtype": array.astype(np.float32),
         "nan": np.where(np.arange(array.size).reshape(array.shape) == 0, np.nan, array),
+        "huge": np.full(array.shape, 1e308),  # its square is infinite
         "empty": array[:0],
     }[spoil]
     tensorfile.write(tmp_path / "m", KIND, VERSION, document, {**arrays, name: changed})
     with pytest.raises(StoreError, match=r"Save the model again"):
+        cglb.GPRegressor.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("place", [("noise",), ("mean",), ("kernel", "fields", "variance", "array", 0)])
+def test_a_truth_value_is_no_number(saved, tmp_path, place):
+    document, arrays = saved
+    changed = with_value(document, ("model", *place), True)
+    tensorfile.write(tmp_path / "m", KIND, VERSION, changed, arrays)
+    with pytest.raises(StoreError, match="number"):
         cglb.GPRegressor.load(tmp_path / "m")
 
 

@@ -125,7 +125,7 @@ class _Tensors(_Files):
             places = list(_places(document))
             place = places[rng.integers(len(places))]
             value = HOSTILE[rng.integers(len(HOSTILE))]
-            self.other = _is_number(_at(document, place)) and _is_number(value)
+            self.other = _is_another(_at(document, place), value)
             document, words = _replaced(document, place, value), f"{place} = {value!r}"
         else:
             name = sorted(arrays)[rng.integers(len(arrays))]
@@ -284,6 +284,13 @@ def _at(document: Any, place: tuple) -> Any:
     for key in place:
         document = document[key]
     return document
+
+
+def _is_another(old: Any, new: Any) -> bool:
+    """Whether numbers are replaced by as many other numbers."""
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_is_number, old)) and all(map(_is_number, new))
+    return _is_number(old) and _is_number(new)
 
 
 def _is_number(value: Any) -> bool:

@@ -109,6 +109,8 @@ def _decode(value: Any) -> Any:
         case {"array": entries, "dtype": dtype, "shape": shape}:
             if np.dtype(dtype).kind not in "biuf" or not isinstance(entries, list):
                 raise StoreError(f"The file has an array of {dtype}, which no kernel holds.")
+            if np.dtype(dtype).kind == "f" and any(type(entry) not in (int, float) for entry in entries):
+                raise StoreError("The file has an array of numbers with entries that are none.")
             return np.array(entries, dtype=dtype).reshape(shape)
         case {"tuple": items}:
             return tuple(_decode(item) for item in items)

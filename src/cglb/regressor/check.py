@@ -26,6 +26,8 @@ SHAPES = {
     "_known": "n",
 }  # fmt: skip
 MAY_BE_MISSING = ("_Z", "_v", "_weight", "_known")
+# numbers whose squares overflow make predictions that are not finite
+LARGEST = 1e150
 
 
 def check_arrays(fitted: Mapping[str, Any]) -> dict[str, int]:
@@ -60,8 +62,8 @@ def check_fitted(fitted: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     """
     for name in ("y_shift_", "y_scale_"):
         number = fitted[name]
-        real = isinstance(number, float) and bool(np.isfinite(number))
-        _require(real, f"{name} must be a finite number")
+        real = isinstance(number, float) and _is_usable(number)
+        _require(real, f"{name} must be a finite number, at most {LARGEST:g}")
     _require(fitted["y_scale_"] > 0.0, "y_scale_ must be positive")
     encoding = fitted["encoding_"]  # a table may have other columns than the array it becomes
     columns = sizes["d"] if encoding is None else len(encoding.columns)
@@ -81,7 +83,8 @@ def check_fitted(fitted: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
 def _check_model(gp: GP, d: int) -> None:
     for leaf in jax.tree.leaves(gp):
         real = isinstance(leaf, np.ndarray | np.generic | jax.Array) and leaf.dtype.kind == "f"
-        _require(real and bool(np.isfinite(np.asarray(leaf)).all()), "a hyperparameter is not finite")
+        usable = real and _is_usable(leaf)
+        _require(usable, f"a hyperparameter is not finite, or beyond {LARGEST:g}")
     _require(float(gp.noise) > 0.0, "the noise must be positive")
     gp.kernel.check_columns(d)
 
@@ -118,7 +121,11 @@ def _check_array(name: str, array: Any, letters: str, sizes: dict[str, int]) -> 
     for letter, size in zip(axes, array.shape, strict=True):
         known = sizes.setdefault(letter, size)
         _require(known == size, f"{name} must have {known} along {letter}, found {size}")
-    _require(bool(np.isfinite(array).all()), f"{name} has entries that are not finite")
+    _require(_is_usable(array), f"{name} has entries that are not finite, or beyond {LARGEST:g}")
+
+
+def _is_usable(values: Any) -> bool:
+    return bool((np.abs(np.asarray(values)) <= LARGEST).all())  # False for NaN
 
 
 def _require(condition: bool, problem: str) -> None:

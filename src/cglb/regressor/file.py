@@ -179,7 +179,11 @@ def _gp_to_json(gp: GP) -> dict[str, Any]:
 
 def _gp_from_json(document: Mapping[str, Any]) -> GP:
     kernel = kernel_from_json(document["kernel"])
-    return GP(kernel, document["noise"], document["mean"])
+    numbers = {name: document[name] for name in ("noise", "mean")}
+    for name, value in numbers.items():
+        if type(value) not in (int, float):  # a bool is an int, but no number here
+            raise StoreError(f"the {name} must be a number, found {value!r}. Save the model again.")
+    return GP(kernel, **numbers)
 
 
 def _to_json(value: Any) -> Any:

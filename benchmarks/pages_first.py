@@ -33,15 +33,20 @@ def _fits(one: Any) -> list[str]:
 
 
 def _others(parts: Any) -> Iterable[list[str]]:
-    folds, serve, memory, imports = (parts[name] for name in ("folds", "serve", "memory", "import"))
-    yield ["seven folds of 600 rows, warm", f"{number(folds['warm'])} s"]
-    yield ["a mean, n = 10,000, m = 512", f"{number(serve['mean_ms'], 2)} ms"]
-    yield ["a mean and a standard deviation (`local`)", f"{number(serve['mean_std_ms'], 2)} ms"]
-    yield ["a mean and a standard deviation (`sgpr`)", f"{number(serve['mean_sgpr_std_ms'], 2)} ms"]
-    yield ["means of 100,000 rows", f"{number(serve['many_seconds'])} s"]
-    yield ["memory that these add", f"{number(serve['many_more_mb'], 0)} MB"]
-    programs = str(serve["programs_of_a_bucket"])
-    yield ["programs for other numbers of test rows of the same buckets", programs]
-    yield [f"memory after {memory['fits']} fits of as many sizes", f"{number(memory['mb'][-1], 0)} MB"]
-    yield ["`import cglb`", f"{number(imports['cglb'], 2)} s"]
-    yield ["`import cglb`, relative to `import jax, sklearn`", number(imports["ratio"], 2)]
+    """Those that were measured."""
+    if folds := parts.get("folds"):
+        yield ["seven folds of 600 rows, warm", f"{number(folds['warm'])} s"]
+    if serve := parts.get("serve"):
+        yield ["a mean, n = 10,000, m = 512", f"{number(serve['mean_ms'], 2)} ms"]
+        yield ["a mean and a standard deviation (`local`)", f"{number(serve['mean_std_ms'], 2)} ms"]
+        yield ["a mean and a standard deviation (`sgpr`)", f"{number(serve['mean_sgpr_std_ms'], 2)} ms"]
+        yield ["means of 100,000 rows", f"{number(serve['many_seconds'])} s"]
+        yield ["memory that these add", f"{number(serve['many_more_mb'], 0)} MB"]
+        programs = str(serve["programs_of_a_bucket"])
+        yield ["programs for other numbers of test rows of the same buckets", programs]
+    if memory := parts.get("memory"):
+        fits, most = memory["fits"], memory["mb"][-1]
+        yield [f"memory after {fits} fits of as many sizes", f"{number(most, 0)} MB"]
+    if imports := parts.get("import"):
+        yield ["`import cglb`", f"{number(imports['cglb'], 2)} s"]
+        yield ["`import cglb`, relative to `import jax, sklearn`", number(imports["ratio"], 2)]

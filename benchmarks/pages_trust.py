@@ -1,4 +1,4 @@
-"""The pages of the soak and of likely intervals, for `pages.py`."""
+"""The pages of the soak, of likely intervals and of the test suite, for `pages.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from pages_format import NONE, machine, number, small, table
 
-__all__ = ["confidence", "soak"]
+__all__ = ["confidence", "soak", "suite"]
 
 GROUPS = {
     "sane": "sane: lengthscales around 1, noise from 1e-4 to 1",
@@ -135,3 +135,15 @@ def confidence(results: Mapping[str, Any]) -> dict[str, str]:
         ),
         "machine": machine(found),
     }  # fmt: skip
+
+
+def suite(results: Mapping[str, Any]) -> dict[str, str]:
+    found = results["suite"]
+    one = found["results"]
+    slowest = [[f"`{row['test']}`", row["part"], number(row["seconds"])] for row in one["slowest"][:10]]
+    return {
+        "minutes": number(one["seconds"] / 60.0),
+        "outcome": one["outcome"],
+        "slowest": table(["test", "part", "s"], slowest, left=2),
+        "machine": machine(found),
+    }

@@ -55,7 +55,7 @@ class BoundTerms(eqx.Module):
         if not isinstance(quadratic, jax.Array) and not isinstance(logdet, jax.Array):
             terms = (np.float64(term) for term in (constant, -0.5 * quadratic, -0.5 * logdet))
             return cls(*terms, rounding=rounding)
-        return cls(*_halves(constant, quadratic, logdet), rounding)
+        return cls(*_halves(constant, quadratic, logdet), rounding=rounding)
 
 
 @jax.jit

@@ -140,7 +140,8 @@ def conjugate_gradients(
     out = _turns(operator, fast or operator, E, rule, preconditioner, limits.max_steps, point, products)
     if not single:
         return out
-    return Solution(*_first_column(out.v, out.K_hat_v, out.slack), out.steps, out.products, out.stop)
+    v, K_hat_v, slack = _first_column(out.v, out.K_hat_v, out.slack)
+    return Solution(v, K_hat_v, slack, out.steps, out.products, out.stop)
 
 
 @jax.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pages_format import NONE, machine, number, small, table
+from pages_format import NONE, bullets, machine, number, small, table
 
 __all__ = ["confidence", "soak", "suite"]
 

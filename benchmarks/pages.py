@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the tests run this file by its
 from pages_format import NONE, bullets, commands, machine, number, percent, small, span, table
 from pages_learn import learn
 from pages_tables import tables
-from pages_trust import soak
+from pages_trust import soak, suite
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -409,6 +409,7 @@ CONTENT: dict[str, Callable[[Results], Values]] = {
     "iterative.md": iterative,
     "tables.md": tables,
     "soak.md": soak,
+    "suite.md": suite,
 }
 
 

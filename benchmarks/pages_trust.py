@@ -143,7 +143,6 @@ def suite(results: Mapping[str, Any]) -> dict[str, str]:
     slowest = [[f"`{row['test']}`", row["part"], number(row["seconds"])] for row in one["slowest"][:10]]
     return {
         "minutes": number(one["seconds"] / 60.0),
-        "outcome": one["outcome"],
         "slowest": table(["test", "part", "s"], slowest, left=2),
         "machine": machine(found),
     }

@@ -102,7 +102,7 @@ def training(stages: list[Climb], what: str) -> str:
     # the first steps may be far below: they would flatten the rest
     middle, high = float(np.median(bounds)), float(bounds.max())
     low = max(float(bounds.min()), middle - 4 * (high - middle) - 0.01)
-    chart = Chart.around(steps, [low, high], f"The {what} during training",
+    chart = Chart.around(steps, [low, high], f"Training: {what}",
                          labels=("step", f"{what} per row [nats]"))  # fmt: skip
     for stage in stages:
         shown = stage.bounds >= chart.y[0]

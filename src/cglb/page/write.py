@@ -153,7 +153,7 @@ def _training(model: GPRegressor, found: Any) -> str:
             shown = _joined([f"{size:,}" for size in sizes])
             words = f"One line per stage: searches first, then the best of them; {shown} rows. {words}"
         what = report.maximised
-        figures.append(_figure(f"The {what} during training", charts.training(stages, what), words))
+        figures.append(_figure(f"Training: {what}", charts.training(stages, what), words))
         second = charts.solves(model.history_)
         if second is not None:
             figures.append(_figure("Conjugate gradients", second, "Steps at each accepted step."))

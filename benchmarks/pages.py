@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests run this file by its path
+from pages_first import first
 from pages_format import NONE, bullets, commands, machine, number, percent, small, span, table
 from pages_learn import learn
 from pages_tables import tables
@@ -403,6 +404,7 @@ def _run(run: Any) -> list[str]:
 CONTENT: dict[str, Callable[[Results], Values]] = {
     "index.md": lambda results: {},
     "tightness.md": tightness,
+    "first.md": first,
     "speed.md": speed,
     "learn.md": learn,
     "paper.md": paper,

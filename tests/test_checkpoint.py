@@ -183,6 +183,30 @@ def test_seconds_go_on_where_they_were(tmp_path):
     assert fit(checkpoint=tmp_path / "fit").history[4]["seconds"] > 1000.0
 
 
+SPOILT = {
+    "Z": {"missing": None, "empty": np.zeros((0, 2)), "whole": np.ones((8, 2), int), "infinite": np.inf},
+    "history": {"a number": 1e308, "other rows": [{}]},
+    "stage": {"a truth value": True, "not there": 9},
+}
+
+
+@pytest.mark.parametrize(("name", "how"), [(name, how) for name, ways in SPOILT.items() for how in ways])
+def test_a_checkpoint_that_no_fit_wrote_is_refused(tmp_path, name, how):
+    with pytest.raises(Crash):
+        fit(checkpoint=tmp_path / "fit", callback=crash_at(3))
+    document, arrays = store.read(tmp_path / "fit", "checkpoint", checkpoint.VERSION)
+    value = SPOILT[name][how]
+    if name in document:
+        document[name] = value
+    elif value is None:
+        del arrays[name]
+    else:
+        arrays[name] = np.full_like(arrays[name], value) if np.isscalar(value) else value
+    store.write(tmp_path / "fit", "checkpoint", checkpoint.VERSION, document, arrays)
+    with pytest.raises(StoreError, match="does not hold the state of a fit"):
+        fit(checkpoint=tmp_path / "fit")
+
+
 def test_old_checkpoints_are_kept_for_as_long_as_asked(tmp_path):
     written = []
 

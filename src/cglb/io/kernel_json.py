@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from cglb.core.errors import StoreError
+from cglb.io.tensorfile import is_number
 from cglb.kernels.base import Kernel, find_origin, origin
 
 __all__ = ["kernel_from_json", "kernel_to_json"]
@@ -109,7 +110,7 @@ def _decode(value: Any) -> Any:
         case {"array": entries, "dtype": dtype, "shape": shape}:
             if np.dtype(dtype).kind not in "biuf" or not isinstance(entries, list):
                 raise StoreError(f"The file has an array of {dtype}, which no kernel holds.")
-            if np.dtype(dtype).kind == "f" and any(type(entry) not in (int, float) for entry in entries):
+            if np.dtype(dtype).kind == "f" and not all(map(is_number, entries)):
                 raise StoreError("The file has an array of numbers with entries that are none.")
             return np.array(entries, dtype=dtype).reshape(shape)
         case {"tuple": items}:

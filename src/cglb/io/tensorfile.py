@@ -133,6 +133,11 @@ def read(
     return parse_object(text, path, "Save it again."), arrays
 
 
+def is_number(value: Any) -> bool:
+    """Whether JSON has a number here. In Python a truth value is an int, but it is none."""
+    return type(value) in (int, float)
+
+
 def parse_object(text: str | bytes, path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object that a file holds.
 

@@ -181,7 +181,7 @@ def _gp_from_json(document: Mapping[str, Any]) -> GP:
     kernel = kernel_from_json(document["kernel"])
     numbers = {name: document[name] for name in ("noise", "mean")}
     for name, value in numbers.items():
-        if type(value) not in (int, float):  # a bool is an int, but no number here
+        if not tensorfile.is_number(value):
             raise StoreError(f"the {name} must be a number, found {value!r}. Save the model again.")
     return GP(kernel, **numbers)
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from cglb.io.tensorfile import is_number
 from cglb.optimisers import base as optimisers
 from cglb.optimisers.base import Ending
 from cglb.training.checkpoint import Snapshot
@@ -77,7 +78,7 @@ def _check_document(document: Mapping[str, Any], stages: int) -> None:
         return type(value) is int and value >= 0
 
     def is_real(value: Any) -> bool:
-        return type(value) in (int, float) and value == value  # a bound may be infinite, but not NaN
+        return is_number(value) and value == value  # a bound may be infinite, but not NaN
 
     sound = {
         **{name: is_count(document[name]) for name in COUNTS},

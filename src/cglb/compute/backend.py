@@ -1,22 +1,25 @@
 """Where the arrays are decides how numbers are made: `backend_of`.
 
     traced operands                              XLA, one part after the other
+    few rows on one CPU device                   one program, by XLA (`one_program`)
     concrete arrays on one CPU device            CPU: threads and BLAS
     concrete arrays on an accelerator, or
     spread over several devices                  XLA
 
 `XLA` is the reference: it runs anywhere, also inside `jit`. `CPU` gives the same answers up to rounding.
+For few rows calls take longer than arithmetic, so functions marked `one_program` are compiled whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Protocol, runtime_checkable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +34,7 @@ from cglb.compute.tiling import Plan, Walk
 from cglb.core.precision import Number, is_traced
 from cglb.kernels.base import Kernel
 
-__all__ = ["CPU", "XLA", "Backend", "StoredMatrix", "backend_of", "using"]
+__all__ = ["CPU", "XLA", "Backend", "StoredMatrix", "backend_of", "few_rows", "one_program", "using"]
 
 # Rows per tile. On a CPU a tile and its temporaries should fit in a core's level-2 cache (a 200 × 200
 # float64 tile is 320 kB), and no power of two: the columns of one would fall on the same cache lines,
@@ -44,6 +47,8 @@ CPU_CHUNK = 256
 ACCELERATOR_CHUNK = 8192
 # XLA's CPU runtime keeps about 10 kB for every step of a loop until the call ends
 TILES_PER_PART = 4096
+# Rows up to which the calls of a function's parts take longer than threads and BLAS can save.
+FEW_ROWS = 512
 GB = 2**30
 
 
@@ -266,6 +271,33 @@ def backend_of(*operands: Any) -> Backend:
         return asked
     platform = _platform(devices)
     return CPU() if platform == "cpu" and len(devices) <= 1 else XLA(platform)
+
+
+def few_rows(*operands: Any) -> bool:
+    """Whether the operands are so few rows on a CPU that a function of them should be one program.
+
+    Not inside a trace, which makes one program anyway, and not where `using` asked for a backend.
+    """
+    if _asked_for.get() is not None or is_traced(operands):
+        return False
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(operands) if eqx.is_array(leaf)]
+    if max((shape[0] for shape in shapes if shape), default=0) > FEW_ROWS:
+        return False
+    return isinstance(backend_of(*operands), CPU)
+
+
+def one_program(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, compiled as one program where its arrays have few rows; otherwise as it is.
+
+    `fn` must be traceable, and may depend on the values of what is not an array.
+    """
+    compiled = eqx.filter_jit(fn)
+
+    @wraps(fn)
+    def run(*operands: Any) -> Any:
+        return compiled(*operands) if few_rows(operands) else fn(*operands)
+
+    return run
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from cglb.compute.backend import one_program
 from cglb.linalg.krylov import TURN, Rule, Search, dot, walk
 from cglb.linalg.nystrom import Nystrom
 from cglb.linalg.operator import Operator
@@ -246,6 +247,7 @@ def _drifted(R: Array, truth: Array) -> Array:
     return jnp.any(dot(R - truth, R - truth) > DRIFT * dot(truth, truth))
 
 
+@one_program
 def _at(operator: Operator, E: Array, factors: Nystrom, V: Array) -> _Point:
     return _point(E, factors, V, operator @ V)
 
@@ -267,12 +269,17 @@ def _start(operator: Operator, E: Array, factors: Nystrom, V0: Array | None) -> 
 
     After a long step of the optimiser, an old V0 can be extremely bad. 0 is never worse than SGPR.
     """
-    origin = _origin(E, factors)
     if V0 is None:
-        return origin, 0
+        return _origin(E, factors), 0
+    return _start_at(operator, E, factors, V0), 1
+
+
+@one_program
+def _start_at(operator: Operator, E: Array, factors: Nystrom, V0: Array) -> _Point:
+    origin = _origin(E, factors)
     if V0.shape[1] == E.shape[1]:
-        return _better(E, origin, _at(operator, E, factors, V0)), 1
-    return _better(E, origin, _point(E, factors, *_combine(E, V0, operator @ V0))), 1
+        return _better(E, origin, _at(operator, E, factors, V0))
+    return _better(E, origin, _point(E, factors, *_combine(E, V0, operator @ V0)))
 
 
 @jax.jit

@@ -4,7 +4,8 @@
 satisfied, a column breaks down or the turn ends. On an accelerator, products are part of the compiled
 program: a whole turn is one compiled loop, and the host reads its result once. On a CPU the host
 distributes products to threads or BLAS, so the host runs the loop: each step has one product, one
-compiled function for everything else, and one read of two flags.
+compiled function for everything else, and one read of two flags; for few rows a turn is one program
+there too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from cglb.compute.backend import backend_of
+from cglb.compute.backend import backend_of, few_rows
 from cglb.linalg.operator import KernelOperator
 
 __all__ = ["TURN", "Preconditioner", "Rule", "Search", "Walked", "dot", "walk"]
@@ -133,7 +134,7 @@ def walk(
         budget: the step limit.
     """
     first = _begin(V, R, search or Search.fresh(R), jnp.asarray(before), rule, precondition)
-    if isinstance(operator, KernelOperator) and backend_of(operator, V).compiles_loops:
+    if isinstance(operator, KernelOperator) and _compiles_loops(operator, V):
         last, alpha, rho, taken = _compiled(operator, first, jnp.asarray(budget), rule, precondition)
         return _walked(last, np.asarray(alpha)[: int(taken)], np.asarray(rho)[: int(taken)])
     point, alphas, rhos = first, [], []
@@ -146,6 +147,10 @@ def walk(
     shape = (len(alphas), R.shape[1])
     alpha, rho = (np.array(rows, dtype=R.dtype).reshape(shape) for rows in (alphas, rhos))
     return _walked(point, alpha, rho)
+
+
+def _compiles_loops(operator: KernelOperator, V: Array) -> bool:
+    return few_rows(operator, V) or backend_of(operator, V).compiles_loops
 
 
 def _walked(last: _Iterate, alpha: np.ndarray, rho: np.ndarray) -> Walked:

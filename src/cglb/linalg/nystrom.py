@@ -18,7 +18,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
 from cglb.compute import assemble
-from cglb.compute.backend import backend_of
+from cglb.compute.backend import backend_of, one_program
 from cglb.compute.products import transposed_product
 from cglb.core.errors import NystromError
 from cglb.core.precision import is_traced
@@ -122,14 +122,20 @@ def factor(
     """
     if not is_traced(jitter) and not 0.0 <= jitter < np.inf:  # a negative one would break the bounds
         raise ValueError(f"jitter must be finite and at least 0, found {jitter}.")
-    backend = backend_of(gp, X, Z, jitter)
-    noise = jnp.asarray(gp.noise)
-    L, jitter_used, sigma, k_diag = _factor_kuu(gp.kernel, noise, X, Z, jitter)
-    At, G = backend.nystrom_rows(gp.kernel, sigma, X, Z, L)
-    LB, factored = _factor_B(G)
+    found, factored = _factor(gp, X, Z, jnp.asarray(jitter, dtype=X.dtype))
     if not is_traced(factored) and not bool(factored):
         raise NystromError(_why_not(gp, Z))
-    return Nystrom(At, L, G, LB, noise, k_diag, jitter_used)
+    return found
+
+
+@one_program
+def _factor(gp: GP, X: Array, Z: Array, jitter: Array) -> tuple[Nystrom, Array]:
+    """The factors, and whether there are any."""
+    noise = jnp.asarray(gp.noise)
+    L, jitter, sigma, k_diag = _factor_kuu(gp.kernel, noise, X, Z, jitter)
+    At, G = backend_of(gp, X, Z, jitter).nystrom_rows(gp.kernel, sigma, X, Z, L)
+    LB, factored = _factor_B(G)
+    return Nystrom(At, L, G, LB, noise, k_diag, jitter), factored
 
 
 def _why_not(gp: GP, Z: Array) -> str:
@@ -168,7 +174,6 @@ def _factor_kuu(
         jitter = jnp.minimum(grown, LARGEST_JITTER)
         return jnp.linalg.cholesky(kuu(kernel, Z, jitter)), jitter
 
-    jitter = jnp.asarray(jitter, dtype=X.dtype)
     first = jnp.linalg.cholesky(kuu(kernel, Z, jitter)), jitter
     L, jitter = lax.while_loop(failed, retry, first)
     return L, jitter, jnp.sqrt(noise), kernel.diag(X)

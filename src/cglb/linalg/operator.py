@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from cglb.compute import tiles
-from cglb.compute.backend import StoredMatrix, backend_of
+from cglb.compute.backend import StoredMatrix, backend_of, one_program
 from cglb.core.precision import cast
 from cglb.kernels.base import Kernel
 from cglb.model import GP
@@ -79,10 +79,7 @@ class KernelOperator(eqx.Module):
 
     def __matmul__(self, V: Float[Array, "n *t"]) -> Float[Array, "n *t"]:
         """K̂ V for one vector [n] or several [n, t]: n² kernel entries."""
-        plan = backend_of(self, V).plan(self.X, symmetric=True)
-        columns, noise_columns = _with_noise(self.noise, V, self.X)
-        product = tiles.product(plan, self.kernel, self.X, self.X, columns)
-        return _shaped_like(V, product, noise_columns)
+        return _product(self, V)
 
     def cross(self, X_star: Float[Array, "s d"], V: Float[Array, "n *t"]) -> Float[Array, "s *t"]:
         """K(X_star, X) V, without noise: s·n kernel entries."""
@@ -125,6 +122,15 @@ class KernelOperator(eqx.Module):
         """Σ_{i≠j} TᵢⱼTⱼᵢ for T = K/noise − AᵀH: tr T² without its diagonal. 2n²m flops; values only."""
         plan = backend_of(self, At, Ht).plan(self.X, symmetric=True)
         return tiles.trace_of_square(plan, self.kernel, self.X, self.noise, At, Ht)
+
+
+@one_program
+def _product(operator: KernelOperator, V: Array) -> Array:
+    """K̂ V."""
+    kernel, X = operator.kernel, operator.X
+    plan = backend_of(operator, V).plan(X, symmetric=True)
+    columns, noise_columns = _with_noise(operator.noise, V, X)
+    return _shaped_like(V, tiles.product(plan, kernel, X, X, columns), noise_columns)
 
 
 @jax.jit

@@ -14,12 +14,13 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from cglb.compute.backend import few_rows
 from cglb.core.validation import boundary
 from cglb.linalg import nystrom, preconditioners
 from cglb.linalg.blocks import Blocks, Neighbours
 from cglb.linalg.cg import Limits, Solution, conjugate_gradients
 from cglb.linalg.nystrom import DEFAULT_JITTER, Nystrom
-from cglb.linalg.operator import STORE_GB, KernelOperator, StoredOnUse
+from cglb.linalg.operator import STORE_GB, KernelOperator, Operator, StoredOnUse
 from cglb.linalg.preconditioners import OnDemand, Preconditioning
 from cglb.linalg.quadratic import QuadraticInterval, quadratic_interval
 from cglb.linalg.row_noise import log_units, number, residual
@@ -83,6 +84,13 @@ class System:
         self._Z = Z
         self.neighbours = neighbours or Neighbours.near(gp.kernel, X)
 
+    @classmethod
+    def known(cls, gp: GP, X: Float[Array, "n d"], Z: Float[Array, "m d"], factors: Nystrom) -> System:
+        """The system whose factors of Q̂ are known."""
+        system = cls(gp, X, Z)
+        system.__dict__["nystrom"] = factors
+        return system
+
     @property
     def n(self) -> int:
         """Rows, those that count for nothing included."""
@@ -139,9 +147,12 @@ class System:
         return OnDemand(lambda: kind.build(self), kind.patience) if kind.wanted(self) else None
 
     @cached_property
-    def fast(self) -> StoredOnUse:
-        """K̂ for the products inside CG: in float32 if `mixed`, stored after a few products."""
+    def fast(self) -> Operator:
+        """K̂ for the products inside CG: in float32 if `mixed`, stored after a few products unless there
+        are so few rows that CG's loop is one program."""
         operator = self.operator.astype(jnp.float32) if self.solver.mixed else self.operator
+        if few_rows(operator):
+            return operator
         return StoredOnUse(operator, self.solver.memory_gb)
 
     def release(self) -> None:

@@ -86,11 +86,8 @@ class CGLB(Method, name="cglb"):
         try:
             solution = system.solve(system.residual(y), v0)
             system.release()
-            v, K_hat_v = solution.v, solution.K_hat_v
             terms, (gp_bar, Z_bar) = sparse.value_and_gradient(
-                lambda gp, Z: evidence.cglb_at(system, gp, Z, y, v, K_hat_v, logdet),
-                system.gp,
-                system.Z,
+                evidence.cglb_at, system, y, solution.v, solution.K_hat_v, logdet
             )
         except (NystromError, np.linalg.LinAlgError):
             return None
@@ -99,7 +96,7 @@ class CGLB(Method, name="cglb"):
                 terms,
                 gp_bar,
                 Z_bar,
-                v,
+                solution.v,
                 slack=float(solution.slack),
                 jitter=float(system.nystrom.jitter),
                 cg_steps=solution.steps,

@@ -58,9 +58,7 @@ class SGPR(Method, name="sgpr"):
     ) -> Evaluation | None:
         logdet = sparse.prepared_bound(prepared)
         try:
-            terms, (gp_bar, Z_bar) = sparse.value_and_gradient(
-                lambda gp, Z: evidence.sgpr_at(system, gp, Z, y, logdet), system.gp, system.Z
-            )
+            terms, (gp_bar, Z_bar) = sparse.value_and_gradient(evidence.sgpr_at, system, y, logdet)
         except (NystromError, np.linalg.LinAlgError):
             return None
         jitter = float(system.nystrom.jitter)

@@ -12,10 +12,13 @@ from jaxtyping import Array
 
 from cglb.bounds.logdet import LogdetBound, Side, find
 from cglb.bounds.terms import BoundTerms
+from cglb.compute.backend import one_program
 from cglb.linalg.blocks import Neighbours
+from cglb.linalg.nystrom import Nystrom
 from cglb.linalg.system import System
 from cglb.methods.base import Prepared
 from cglb.methods.stages import Stage
+from cglb.model import GP
 
 __all__ = ["prepare", "prepared_bound", "tightening", "value_and_gradient"]
 
@@ -52,13 +55,28 @@ def tightening(method: Any, joint: bool) -> tuple[Stage, ...]:
     return (*stages, Stage(method, share=1.0 - sum(shares), joint=joint))
 
 
-def value_and_gradient(bound: Callable[..., BoundTerms], *arguments: Any) -> tuple[BoundTerms, Any]:
-    """The terms of a bound and the gradient of its value in all arguments."""
+def value_and_gradient(
+    bound: Callable[..., BoundTerms], system: System, *operands: Any
+) -> tuple[BoundTerms, tuple[GP, Array]]:
+    """The terms of a bound and the gradient of its value in the model and in Z.
 
-    def value(*arguments: Any) -> tuple[Array, BoundTerms]:
-        terms = bound(*arguments)
+    Args:
+        bound: a function (system, gp, Z, *operands) at the values of the system.
+        system: the model, the rows and the factors of Q̂.
+        operands: what else the bound needs, such as the targets.
+    """
+    return _value_and_gradient(bound, system.gp, system.X, system.Z, system.nystrom, operands)
+
+
+@one_program
+def _value_and_gradient(
+    bound: Callable[..., BoundTerms], gp: GP, X: Array, Z: Array, factors: Nystrom, operands: Any
+) -> tuple[BoundTerms, tuple[GP, Array]]:
+    system = System.known(gp, X, Z, factors)
+
+    def value(gp: GP, Z: Array) -> tuple[Array, BoundTerms]:
+        terms = bound(system, gp, Z, *operands)
         return jnp.asarray(terms.value), terms
 
-    argnums = tuple(range(len(arguments)))
-    (_, terms), gradient = jax.value_and_grad(value, argnums=argnums, has_aux=True)(*arguments)
+    (_, terms), gradient = jax.value_and_grad(value, argnums=(0, 1), has_aux=True)(gp, Z)
     return terms, gradient

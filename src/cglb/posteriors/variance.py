@@ -9,14 +9,14 @@ both sides, and CG narrows the bracket. All are for the latent f; add the noise 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.linalg import solve_triangular
+from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float, Int
 
 from cglb.compute import assemble, triangular
@@ -207,6 +207,8 @@ class Local:
         points = None if Z is None else row_noise.plain_rows(kernel, Z)
         real = np.flatnonzero(row_noise.counts(kernel, X))
         shared = real[_rows_of(np.asarray(row_noise.plain_rows(kernel, X))[real], points)]
+        # one row at least is a neighbour, so that all test rows go one way
+        shared = shared[: len(real) - 1]
         others = np.setdiff1d(real, shared)
         # rows that count for nothing change nothing where there are few others, but keep the shapes
         spare = np.setdiff1d(np.arange(len(rows)), real)
@@ -216,8 +218,8 @@ class Local:
         self._given = kernel, jnp.asarray(gp.noise), jax.device_put(rows[shared]), X
         self._factors = _explain(*self._given) if len(shared) else None
         count = len(shared) + self._k
-        entry = gp.kernel.rounding(X.shape[1])
-        self._rounding = jnp.asarray([entry, entry + gamma(3 * count), gamma(count)])
+        # sums over rows of sums over rows, and the six terms
+        self._rounding = jnp.asarray([gp.kernel.rounding(X.shape[1]), gamma(2 * count + 8)])
 
     def __call__(self, X_star: Float[Array, "s d"]) -> Float[Array, " s"]:
         """The variances at the rows of X_star."""
@@ -277,11 +279,19 @@ def _rows_of(X: np.ndarray, Z: Array | None) -> np.ndarray:
     return np.unique([i for i in found if i is not None]).astype(int)
 
 
+class _Shared(NamedTuple):
+    """Rows that all test rows condition on: K̂ of them, its factor L, and k(X, rows)L⁻ᵀ."""
+
+    K_hat: Float[Array, "m m"]
+    L: Float[Array, "m m"]
+    B: Float[Array, "n m"]
+
+
 @jax.jit
-def _explain(kernel: Kernel, noise: Array, shared: Array, X: Array) -> tuple[Array, Array]:
-    """L = chol(K̂ of the shared rows) and k(X, shared) L⁻ᵀ."""
-    L = jnp.linalg.cholesky(assemble.dense(kernel, noise, shared))
-    return L, triangular.solve_right(L, kernel(X, shared))
+def _explain(kernel: Kernel, noise: Array, shared: Array, X: Array) -> _Shared:
+    K_hat = assemble.dense(kernel, noise, shared)
+    L = jnp.linalg.cholesky(K_hat)
+    return _Shared(K_hat, L, triangular.solve_right(L, kernel(X, shared)))
 
 
 @jax.jit
@@ -290,12 +300,16 @@ def _local(
     noise: Array,
     shared: Array,
     X: Array,
-    factors: tuple[Array, Array] | None,
+    factors: _Shared | None,
     rounding: Array,
     X_star: Array,
     neighbours: Array,
 ) -> Array:
     """The variances at X_star.
+
+    The weights α = K̂⁻¹k of the rows used are computed first, and then the variance of f − αᵀy itself,
+    k_ss − 2αᵀk + αᵀK̂α. For *every* α this is at least Var(f | y), so what rounding does to α makes the
+    variance larger at most, and only the rounding of this sum must be added: it is not divided by σ².
 
     Args:
         kernel: k.
@@ -303,38 +317,38 @@ def _local(
         shared: rows that all test rows condition on.
         X: the other rows.
         factors: of the shared rows, by `_explain`; None without shared rows.
-        rounding: relative errors of entries, of a solve with K̂ of all rows used, and of a sum.
+        rounding: relative errors of entries, and of sums over all rows used.
         X_star: test rows.
         neighbours: row numbers [s, k] of X that each test row conditions on.
     """
 
     def one(x_and_index: tuple[Array, Array]) -> Array:
         x, index = x_and_index
-        row = x[None, :]
-        variance = prior = kernel.diag(row)[0]
-        weights, trace, b = [], jnp.zeros_like(prior), jnp.zeros(0, dtype=x.dtype)
+        row, near = x[None, :], X[index]
+        prior, near_k = kernel.diag(row)[0], kernel(near, row)[:, 0]
+        K_near = assemble.dense(kernel, noise, near)
+        K, cross = K_near, near_k
+        if factors is not None:  # covariances given the shared rows
+            shared_k, B = kernel(row, shared)[0], factors.B[index]
+            b = triangular.solve_right(factors.L, shared_k[None, :])[0]
+            K, cross = K - B @ B.T, cross - B @ b
+        w = _finite(cho_solve((jnp.linalg.cholesky(K), True), cross))
+        variance = prior - 2.0 * (w @ near_k) + w @ (K_near @ w)
+        weight, size = jnp.abs(w) @ jnp.sqrt(kernel.diag(near)), w @ w
         if factors is not None:
-            b = triangular.solve_right(factors[0], kernel(row, shared))[0]
-            variance, trace = variance - b @ b, trace + jnp.sum(kernel.diag(shared) + noise)
-        if index.shape[0]:
-            K, cross = assemble.dense(kernel, noise, X[index]), kernel(X[index], row)[:, 0]
-            trace = trace + jnp.trace(K)
-            if factors is not None:  # covariances given the shared rows
-                B = factors[1][index]
-                K, cross = K - B @ B.T, cross - B @ b
-            C = jnp.linalg.cholesky(K)
-            c = solve_triangular(C, cross, lower=True)
-            variance = variance - c @ c
-            weights.append(solve_triangular(C, c, lower=True, trans="T"))
-            if factors is not None:
-                b = b - factors[1][index].T @ weights[0]
-        if factors is not None:
-            weights.append(solve_triangular(factors[0], b, lower=True, trans="T"))
-        size = sum(w @ w for w in weights)
-        # kᵀK̂⁻¹k = kᵀα moves by αᵀΔα with ‖Δ‖ ≤ (τ + γ)·tr K̂, and by 2αᵀδk with ‖δk‖ ≤ τ√(k_ss·tr K̂)
-        margin = rounding[1] * trace * size + 2.0 * rounding[0] * jnp.sqrt(prior * trace * size)
-        certain = jnp.maximum(variance, 0.0) + 2.0 * margin + rounding[2] * prior
+            a = _finite(solve_triangular(factors.L, b - B.T @ w, lower=True, trans="T"))
+            variance = variance - 2.0 * (a @ shared_k) + a @ (factors.K_hat @ a)
+            variance = variance + 2.0 * (w @ (kernel(near, shared) @ a))
+            weight, size = weight + jnp.abs(a) @ jnp.sqrt(kernel.diag(shared)), size + a @ a
+        # entries are off by τ√(k_ii k_jj), sums by γ of their terms' sizes
+        margin = (rounding[0] + rounding[1]) * (jnp.sqrt(prior) + weight) ** 2
+        certain = jnp.maximum(variance, 0.0) + 2.0 * (margin + rounding[1] * noise * size)
         # conditioning on nothing is allowed too, where float64 cannot say how much the rows explain
         return jnp.where(certain < prior, certain, prior)
 
     return lax.map(one, (X_star, neighbours), batch_size=min(BATCH, X_star.shape[0]))
+
+
+def _finite(weights: Array) -> Array:
+    """The weights, or 0 where a factorisation failed: any weights are allowed, also none."""
+    return jnp.where(jnp.isfinite(weights), weights, 0.0)

@@ -41,6 +41,10 @@ START_NOT_FINITE = (
 )
 
 
+# systems of evaluations with their values, by place
+Trials = dict[bytes, tuple[float, Any]]
+
+
 class _Begin(NamedTuple):
     """Where a stage may begin, and the evaluation there."""
 
@@ -48,7 +52,7 @@ class _Begin(NamedTuple):
     prepared: Prepared
     Z: Array | None
     point: Point
-    newest: tuple[bytes, Any]
+    trials: Trials
 
 
 @dataclass
@@ -103,7 +107,7 @@ class State:
     ending: Ending | None = None
     system: System | None = None
     _prepared: Prepared | None = None
-    _newest: tuple[bytes, Any] = (b"", None)  # the last evaluated place and its system
+    _trials: Trials = field(default_factory=dict)
 
     # ---- what it gives ----
 
@@ -176,8 +180,8 @@ class State:
     def _move_to(self, point: Point) -> None:
         self.free, self.Z = self.problem.separate(self.stage, point.x, self.Z)
         self.v, self.bound = point.found.v, point.value
-        place, system = self._newest
-        self.system = system if place == point.x.tobytes() else None
+        _, self.system = self._trials.get(point.x.tobytes(), (0.0, None))
+        self._trials = {}
 
     # ---- stages ----
 
@@ -196,7 +200,7 @@ class State:
         found = [begin for free in places if (begin := self._first(free, moved)) is not None]
         if found:
             best = max(found, key=lambda begin: begin.point.value)
-            self.free, self._newest = best.free, best.newest
+            self.free, self._trials = best.free, best.trials
             if stage.start is None:
                 self.ends = []
             self._begin_round(best.prepared, best.Z, best.point)
@@ -224,7 +228,7 @@ class State:
         for Z in candidates:
             prepared, point = self._try(Z)
             if point is not None:
-                return _Begin(free, prepared, Z, point, self._newest)
+                return _Begin(free, prepared, Z, point, self._trials)
         return None
 
     def _next_stage(self) -> None:
@@ -357,8 +361,10 @@ class State:
         self.work.count(found)
         if point is None or found is None:
             return None
-        # a system can be large: of all evaluations of a line search only the newest one's is kept
-        self._newest = (x.tobytes(), found.system)
+        # a system can be large: of a line search only the best so far and the newest are kept, one of
+        # which it accepts
+        best = sorted(self._trials.items(), key=lambda trial: trial[1][0])[-1:]
+        self._trials = {**dict(best), x.tobytes(): (point.value, found.system)}
         return replace(point, found=replace(found, system=None)) if found.system is not None else point
 
     # ---- numbers ----

@@ -86,11 +86,9 @@ def _cases(sides: Mapping[str, Mapping[str, str]]) -> str:
     """Which cases hold, by their names as sentences."""
     outcomes = {side: [one == "holds" for one in found.values()] for side, found in sides.items()}
     words = {True: "holds", False: "fails"}
-    rows = zip(sides["now"], outcomes["before"], outcomes["now"], strict=True)
-    return table(
-        ["case", "before", "now"],
-        [[name.removeprefix("test_").replace("_", " "), words[old], words[new]] for name, old, new in rows],
-    )
+    names = [name.removeprefix("test_").replace("_", " ") for name in sides["now"]]
+    rows = zip(names, outcomes["before"], outcomes["now"], strict=True)
+    return table(["case", "before", "now"], [[name, words[old], words[new]] for name, old, new in rows])
 
 
 def _counted(one: Any, kind: str) -> int:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from cglb.compute import tiling, triangular
 from cglb.compute.backend import backend_of
 from cglb.compute.products import materialised, transposed_product
+from cglb.compute.programs import wide
 from cglb.kernels.base import Kernel
 from cglb.kernels.distance import middle
 from cglb.linalg.nystrom import Nystrom, kuu
@@ -137,7 +138,7 @@ def _pull_small(noise: Array, c: Array, factors: Nystrom, bars: Gram) -> _Small:
     return _Small(M, L_inverse, _Right(G_sym @ scaled, bars.c @ scaled, scaled))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(wide, static_argnums=0)
 def _pull_rows(
     size: int, kernel: Kernel, Z: Array, rows: _Rows, right: _Right, starts: Array
 ) -> _Pulled:

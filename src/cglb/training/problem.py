@@ -27,6 +27,8 @@ __all__ = ["Problem", "random_rows"]
 
 # noise up to so many times a floor may have been held up by it, and how much less is tried then
 NEAR_FLOOR, LESS_NOISE = 2.0, 0.1
+# a value so many times its floor hardly depends on it
+FAR_ABOVE = 10.0
 
 
 def random_rows(n: int, size: int, seed: int) -> np.ndarray:
@@ -121,6 +123,13 @@ class Problem:
         if self.parameters_of(before) is self.parameters_of(stage):
             return free
         return self.flatten(stage, self.unflatten(before, free))
+
+    def same_meaning(self, free: np.ndarray, stage: int) -> np.ndarray:
+        """Which entries [p] of a free vector mean nearly the same in the next stage: those whose floor
+        does not change, and those that are far above it."""
+        before, after = (self.parameters_of(one).floors for one in (stage, stage + 1))
+        values = np.array(list(self.natural(stage, free).values()))
+        return (before == after) | (values > FAR_ABOVE * np.maximum(before, after))
 
     def with_less_noise(self, stage: int, free: np.ndarray) -> np.ndarray | None:
         """The free vector with a tenth of the noise where the floor of earlier stages may have held it

@@ -262,8 +262,7 @@ class State:
             return None
         problem = self.problem
         factor = problem.rows(self.stage + 1) / problem.rows(self.stage)
-        floors = (problem.parameters_of(one).floors for one in (self.stage, self.stage + 1))
-        return stage.optimiser.scaled(self.run, factor, np.equal(*floors))
+        return stage.optimiser.scaled(self.run, factor, problem.same_meaning(self.free, self.stage))
 
     def _stage_is_over(self) -> bool:
         """Whether a stage before the last has had its steps or its share of the budget."""

@@ -21,7 +21,7 @@ from cglb.model import GP
 __all__ = ["BilinearGradient", "KernelOperator", "Operator", "StoredOnUse"]
 
 STORE_GB = 4.0  # K̂ is stored during CG up to this size: half of K̂ with 32,000 rows in float64
-STORE_AFTER = 4  # products
+STORE_AFTER = 1  # product
 
 
 class BilinearGradient(eqx.Module):
@@ -164,9 +164,9 @@ def _shaped_like(V: Array, found: Array, more: Array | None = None) -> Array:
 class StoredOnUse:
     """K̂ for the products inside CG: stored after a few products, if it fits.
 
-    A product with the stored matrix is several times faster than one that computes its tiles again, but
-    storing costs as much as `STORE_AFTER` of the slow ones. So a few products store nothing, and many
-    cost at most twice the minimum. The backend of the operands decides how to store K̂.
+    A product with the stored matrix is many times faster than one that computes its tiles again, but
+    storing costs as much as two of the slow ones. So a start that is good enough stores nothing. The
+    backend of the operands decides how to store K̂.
 
     Args:
         tiled: the operator.

@@ -213,7 +213,8 @@ class System:
             limits: by default those of the solver.
         """
         return conjugate_gradients(
-            self.operator,
+            # what is stored in float64 certifies as well as tiles that are computed again
+            self.operator if self.solver.mixed else self.fast,
             e,
             self.nystrom,
             v0=v0,

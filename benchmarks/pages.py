@@ -22,7 +22,7 @@ from pages_first import first
 from pages_format import NONE, bullets, commands, machine, number, percent, small, span, table
 from pages_learn import learn
 from pages_tables import tables
-from pages_trust import soak, suite
+from pages_trust import confidence, soak, suite
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -411,6 +411,7 @@ CONTENT: dict[str, Callable[[Results], Values]] = {
     "iterative.md": iterative,
     "tables.md": tables,
     "soak.md": soak,
+    "confidence.md": confidence,
     "suite.md": suite,
 }
 

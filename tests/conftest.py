@@ -101,6 +101,7 @@ AS_USERS_RUN = (
     *("docs", "paper", "cli", "checkpoint", "pictures", "hard_data", "tables", "interruptions"),
     *("choices", "kernel_choice", "faults", "store", "memory", "regressor", "certificate", "row_noise"),
     *("progressive", "extend", "rounding", "own_kernels", "system", "stored_bounds", "reference"),
+    "cases",
 )
 
 # Files by the time they take, longest first, so that no worker is left alone with a long one at the end.

@@ -5,8 +5,8 @@ Models and kernels, training, evidence, and what they rest on; more is in the su
 """
 
 from cglb import bounds, distributed, kernels, methods, posteriors
-from cglb.bounds.certificate import Evidence, certify
 from cglb.bounds.comparison import Comparison, compare
+from cglb.bounds.interval import Evidence, certify
 from cglb.core.precision import float64
 from cglb.data import datasets, metrics
 from cglb.kernels import (

@@ -30,6 +30,7 @@ from cglb.compute import assemble, tiling, triangular
 from cglb.compute.cpu import blas
 from cglb.compute.factors import Factor, InPlaceFactor, XLAFactor
 from cglb.compute.parallel import Parallel, Serial, Threads, cores
+from cglb.compute.programs import wide
 from cglb.compute.shards import Tall
 from cglb.compute.tiling import Plan, Walk
 from cglb.core.precision import Number, is_traced
@@ -257,7 +258,7 @@ def _nystrom_rows(kernel: Kernel, sigma: Array, X: Array, Z: Array, L: Array) ->
     return At, At.T @ At
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(wide, static_argnums=0)
 def _cross_rows(size: int, kernel: Kernel, X: Array, Z: Array, start: Array) -> Array:
     return kernel(lax.dynamic_slice_in_dim(X, start, size), Z)
 

@@ -24,6 +24,7 @@ from cglb.compute import tiling
 from cglb.compute.backend import CPU, TILES_PER_PART, XLA, Backend, StoredMatrix, using
 from cglb.compute.factors import Factor
 from cglb.compute.parallel import one_blas_thread
+from cglb.compute.programs import wide
 from cglb.compute.shards import AXIS, REPLICATED, SPLIT, RowShards, pad_to, sharding
 from cglb.compute.tiling import Walk
 from cglb.core.precision import Number
@@ -113,7 +114,7 @@ def _program(key: tuple[Any, tuple[Any, ...]], mesh: jax.sharding.Mesh, add: boo
 def on_devices(mesh: jax.sharding.Mesh, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
     """`fn` on the share of each device, compiled."""
     run = jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    return jax.jit(run)
+    return wide(run)
 
 
 @lru_cache(maxsize=KEPT_PROGRAMS)

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 
 from cglb.compute import trace_mesh
 from cglb.compute.backend import backend_of
+from cglb.compute.programs import wide
 from cglb.compute.shards import RowShards, Tall
 from cglb.compute.tiling import Plan, pad_rows
 from cglb.core.precision import Number
@@ -229,7 +230,7 @@ def _pull_features(
 # ---- one part of the tiles ----
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(wide, static_argnums=0)
 def _product_part(
     symmetric: bool, kernel: Kernel, F1: Any, right: _Side, I: Array, J: Array, D: Array
 ) -> Array:
@@ -240,7 +241,7 @@ def _product_part(
         i, j = pair
 
         def products(K: Array) -> tuple[Array, ...]:
-            return (K @ V[j], K.T @ V[i]) if symmetric else (K @ V[j],)
+            return (K @ V[j], (V[i].T @ K).T) if symmetric else (K @ V[j],)
 
         parts = kernel.through(_block(F1, i), _block(right.F, j), products)
         out = out.at[i].add(parts[0])
@@ -256,7 +257,7 @@ def _product_part(
     return lax.scan(diagonal, out, D)[0] if symmetric else out
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(wide, static_argnums=(0, 1))
 def _bilinear_part(
     symmetric: bool,
     inputs: bool,
@@ -294,7 +295,7 @@ def _bilinear_part(
     return lax.scan(diagonal, carry, D)[0] if symmetric else carry
 
 
-@jax.jit
+@wide
 def _trace_of_square_part(
     kernel: Kernel, noise: Array, blocks: _TraceBlocks, I: Array, J: Array, D: Array
 ) -> Array:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from cglb.compute import shards, triangular
 from cglb.compute.backend import backend_of
 from cglb.compute.products import materialised, transposed_product
+from cglb.compute.programs import wide
 from cglb.compute.shards import Tall
 from cglb.kernels.base import Kernel
 from cglb.kernels.distance import middle
@@ -133,7 +134,7 @@ def _pull_small(noise: Array, c: Array, factors: Nystrom, bars: Gram) -> _Small:
     return _Small(M, L_inverse, _Right(G_sym @ scaled, bars.c @ scaled, scaled))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(wide, static_argnums=0)
 def _pull_rows(
     size: int, kernel: Kernel, Z: Array, right: _Right, rows: _Rows, starts: Array
 ) -> _Pulled:

@@ -163,8 +163,7 @@ class LogQuadrature:
 
     def _apply(self, Y: Array) -> Array:
         system = self._system
-        operator = system.operator if system.solver.mixed else system.fast
-        return _forward(self._whitening, operator @ _backward(self._whitening, Y, system.X))
+        return _forward(self._whitening, system.fast @ _backward(self._whitening, Y, system.X))
 
 
 @jax.jit

@@ -125,7 +125,9 @@ def main() -> None:
     scope = nullcontext()
     if given.port is not None:
         address = f"127.0.0.1:{given.port}"
-        cglb.distributed.initialize(address, given.processes, given.id, devices=given.devices, timeout=60)
+        cglb.distributed.initialize(
+            address, given.processes, given.id, devices=given.devices, timeout=60
+        )
     elif given.devices > 1:
         jax.config.update("jax_num_cpu_devices", given.devices)
         scope = using(Mesh.of(local=XLA() if given.xla else None))

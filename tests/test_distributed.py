@@ -47,7 +47,7 @@ def alone(job: str, *options: str, **arguments) -> dict:
 def together(job: str, processes: int = 2, **arguments) -> list[dict]:
     ended = finish(*started(job, processes, **arguments))
     assert all(code == 0 for code, _, _ in ended), [err for _, _, err in ended]
-    return [json.loads(out) for _, out, _ in ended]
+    return [json.loads(out.splitlines()[-1]) for _, out, _ in ended]  # Gloo prints, too
 
 
 def started(job: str, processes: int = 2, **arguments) -> list[subprocess.Popen]:

@@ -33,7 +33,7 @@ __all__ = ["initialize", "mesh", "shutdown"]
 
 WAIT = 60  # seconds for all processes to come
 HEARTBEAT = 30  # seconds of silence after which a process counts as lost
-GOODBYE = 60  # seconds that a process waits for the others at its end
+GOODBYE = 20  # seconds that a process waits for the others at its end
 
 
 def mesh(devices: Sequence[Any] | None = None) -> AbstractContextManager[None]:

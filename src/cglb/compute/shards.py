@@ -108,7 +108,7 @@ def project(At: Tall, R: Float[Array, "n *t"]) -> Float[Array, "m *t"]:
     """A R; inside `jit`."""
     if not isinstance(At, RowShards):
         return transposed_product(At, R)
-    rows = split(At.mesh, pad_to(At.data.shape[0], R))
+    rows = split(At.mesh, pad_to(At.data.shape[0], whole(At.mesh, R)))
     return whole(At.mesh, transposed_product(At.data, rows))
 
 

@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from cglb.compute import tiling
-from cglb.compute.backend import CPU, TILES_PER_PART, XLA, Backend, StoredMatrix, using
+from cglb.compute.backend import CPU, GB, TILES_PER_PART, XLA, Backend, StoredMatrix, using
 from cglb.compute.factors import Factor
 from cglb.compute.parallel import one_blas_thread
 from cglb.compute.programs import wide
@@ -249,7 +249,15 @@ class Mesh(XLA):
     def store(
         self, kernel: Kernel, noise: Number, X: Float[Array, "n d"], columns: int, memory_gb: float
     ) -> StoredMatrix | None:
-        return None
+        """Half of K̂, split among all devices: `memory_gb` is for each process."""
+        from cglb.compute.stored_mesh import StoredTiles  # which runs on this mesh
+
+        share = X.shape[0] ** 2 // 2 * X.dtype.itemsize / max(1, jax.process_count())
+        if share > memory_gb * GB:
+            return None
+        plan = self.plan(X, symmetric=True)
+        walk = self.walk(plan, X.shape[0], X.shape[0])
+        return StoredTiles(self.mesh, walk, plan.tile, kernel, noise, X)
 
     def between(self, kernel: Kernel, X1: Any, X2: Any) -> Any:
         return self.own.between(kernel, X1, X2)

@@ -7,6 +7,7 @@ order: each is a collective.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +31,11 @@ __all__ = [
 
 # what the runtime says when a process of the run is gone
 LOST = ("gloo", "connection", "heartbeat", "unavailable", "deadline", "peer", "nccl", "coordination")
+
+
+STATUS = re.compile(
+    "(UNKNOWN|INTERNAL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|FAILED_PRECONDITION):"
+)
 
 
 def count() -> int:
@@ -115,9 +121,10 @@ def guarded(advice: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (ValueError, RuntimeError) as error:  # JAX raises either
         text = str(error)
-        if count() == 1 or not any(word in text.lower() for word in LOST):
+        lost = STATUS.match(text) and any(word in text.lower() for word in LOST)
+        if count() == 1 or not lost:
             raise
         reason: Any = text.splitlines()[0][:200]
         raise DistributedError(

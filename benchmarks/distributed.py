@@ -4,8 +4,9 @@
     python benchmarks/distributed.py --jobs large --json benchmarks/results/distributed-large.json
 
 Each process is bound to a core of its own and has one BLAS thread; they talk over 127.0.0.1. `product`
-is K̂v, `evaluation` one value and gradient with the chain bound, CG from v = 0 included. Times are those
-after a first call. Peak memory is that of a process above its start. Data are from the robot arm.
+is K̂v, `evaluation` one value and gradient with the chain bound, CG from v = 0 included. Times are the
+best after a first call; `cpu` are seconds of a core in one process, which other programs on the machine
+change little. Peak memory is that of a process above its start. Data are from the robot arm.
 """
 
 from __future__ import annotations
@@ -50,13 +51,15 @@ def child(options: argparse.Namespace) -> None:
         gp, X, y = jax.tree.map(jax.numpy.asarray, gp), jax.device_put(X), jax.device_put(y)
         before = _peak()
         run = _product(gp, X, y) if options.job == "product" else _evaluation(gp, X, y, job["m"])
-        times, note = [], {}
+        times, cpu, note = [], [], {}
         for _ in range(job["repeats"] + 1):
-            started = time.perf_counter()
+            started, used = time.perf_counter(), time.process_time()
             note = run()
             times.append(time.perf_counter() - started)
-    best = min(times[1:]) if job["repeats"] else times[0]
-    print(json.dumps({"best": best, "first": times[0], "memory_gb": (_peak() - before) / 2**30, **note}))
+            cpu.append(time.process_time() - used)
+    later = slice(1, None) if job["repeats"] else slice(None)
+    found = {"best": min(times[later]), "cpu": min(cpu[later]), "first": times[0]}
+    print(json.dumps({**found, "memory_gb": (_peak() - before) / 2**30, **note}))
 
 
 def _product(gp: Any, X: Any, y: Any) -> Any:
@@ -145,12 +148,13 @@ def main() -> None:
         runs = [run(job, int(count), settings) for count in options.processes.split(",")]
         found[job] = {**settings, "runs": runs}
         if len(runs) > 1:
-            found[job]["speedup"] = runs[0]["best"] / runs[1]["best"]
+            for name, measure in (("speedup", "best"), ("cpu_speedup", "cpu")):
+                found[job][name] = runs[0][measure] / runs[1][measure]
         print(job, json.dumps(found[job], indent=1))
     if options.json:
         from common import machine, write
 
-        write(options.json, {**found, "machine": machine()})
+        write(options.json, {**found, "load": os.getloadavg()[0], "machine": machine()})
 
 
 if __name__ == "__main__":

@@ -108,3 +108,38 @@ def test_a_killed_process_ends_the_others_and_one_process_resumes(tmp_path):
     assert len(found["history"]) == len(wanted["history"])
     np.testing.assert_allclose(found["bound"], wanted["bound"], rtol=1e-8)
     np.testing.assert_allclose(found["mean"], wanted["mean"], rtol=1e-6, atol=1e-6)
+
+
+def test_an_unreachable_coordinator_is_an_error_with_its_address():
+    program = (
+        "import cglb; from cglb import distributed\n"
+        f"distributed.initialize('127.0.0.1:{free_port()}', 2, 1, timeout=1)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    ((code, _, err),) = finish(child)
+    assert code != 0
+    assert "Process 0 cannot be reached at 127.0.0.1" in err
+
+
+def test_different_data_are_an_error_in_every_process():
+    port = str(free_port())
+    options = ("--port", port, "--processes", "2")
+    children = [start("fitting", *options, "--id", str(i), steps=1 + i) for i in range(2)]
+    for code, _, err in finish(*children):
+        assert code != 0
+        assert "All processes of a run must have the same data and settings" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("127.0.0.1:1", 2, None), "or none of them"),
+        (("127.0.0.1:1", 2, 2), "process_id must be from 0 to 1"),
+        (("127.0.0.1", 2, 1), "an address and a port"),
+    ],
+)
+def test_contradictory_arguments_are_refused(arguments, message):
+    from cglb import distributed
+
+    with pytest.raises(ValueError, match=message):
+        distributed.initialize(*arguments)

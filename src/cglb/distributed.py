@@ -16,7 +16,7 @@ import platform
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from typing import Any
 
@@ -29,7 +29,7 @@ from cglb.compute.mesh import Mesh, scope
 from cglb.compute.parallel import cores
 from cglb.core.errors import DistributedError
 
-__all__ = ["initialize", "mesh", "shutdown"]
+__all__ = ["initialize", "is_first", "mesh", "shutdown"]
 
 WAIT = 60  # seconds for all processes to come
 HEARTBEAT = 30  # seconds of silence after which a process counts as lost
@@ -42,7 +42,13 @@ def mesh(devices: Sequence[Any] | None = None) -> AbstractContextManager[None]:
     Args:
         devices: as `jax.devices()` lists them.
     """
-    return scope(devices)
+    chosen = jax.devices() if devices is None else devices
+    return scope(chosen) if len(chosen) > 1 else nullcontext()
+
+
+def is_first() -> bool:
+    """Whether this process is the one that should write files."""
+    return processes.is_first()
 
 
 def initialize(
@@ -97,7 +103,8 @@ def initialize(
         ) from None
     with _others_must_come():
         _meet()
-    use(Mesh.of())
+    if jax.device_count() > 1:
+        use(Mesh.of())
 
 
 def shutdown() -> None:

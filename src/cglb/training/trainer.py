@@ -94,7 +94,8 @@ def train(
     problem = Problem(X, y, row_noise, Z, check_stages(stages), parameters, asked)
     store = Checkpoint(checkpoint, asked.checkpoint_seconds, problem.fingerprint(gp))
     state = State(problem, Clock(asked.max_seconds), problem.flatten(0, gp))
-    processes.check_same("data and settings of a fit", store.fingerprint)
+    limits = f"max_steps={asked.max_steps}, max_seconds={asked.max_seconds}"
+    processes.check_same("data and settings of a fit", f"{limits}, {store.fingerprint}")
     advice = f"{store.path} has the last steps: start again to resume. " if store.path else ""
     with exclusive(store.path if processes.is_first() else None), processes.guarded(advice):
         if (saved := store.load()) is not None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests run this file by its path
+from pages_distributed import distributed
 from pages_first import first
 from pages_format import NONE, bullets, commands, machine, number, percent, small, span, table
 from pages_learn import learn
@@ -405,6 +406,7 @@ CONTENT: dict[str, Callable[[Results], Values]] = {
     "index.md": lambda results: {},
     "tightness.md": tightness,
     "first.md": first,
+    "distributed.md": distributed,
     "speed.md": speed,
     "learn.md": learn,
     "paper.md": paper,

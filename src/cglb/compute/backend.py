@@ -12,7 +12,7 @@ For few rows calls take longer than arithmetic, so functions marked `one_program
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,11 +31,22 @@ from cglb.compute.cpu import blas
 from cglb.compute.factors import Factor, InPlaceFactor, XLAFactor
 from cglb.compute.parallel import Parallel, Serial, Threads, cores
 from cglb.compute.programs import wide
+from cglb.compute.shards import Tall
 from cglb.compute.tiling import Plan, Walk
 from cglb.core.precision import Number, is_traced
 from cglb.kernels.base import Kernel
 
-__all__ = ["CPU", "XLA", "Backend", "StoredMatrix", "backend_of", "few_rows", "one_program", "using"]
+__all__ = [
+    "CPU",
+    "XLA",
+    "Backend",
+    "StoredMatrix",
+    "backend_of",
+    "few_rows",
+    "one_program",
+    "use",
+    "using",
+]
 
 # Rows per tile. On a CPU a tile and its temporaries should fit in a core's level-2 cache (a 200 × 200
 # float64 tile is 320 kB), and no power of two: the columns of one would fall on the same cache lines,
@@ -122,9 +133,23 @@ class XLA:
         X: Float[Array, "n d"],
         Z: Float[Array, "m d"],
         L: Float[Array, "m m"],
-    ) -> tuple[Float[Array, "n m"], Float[Array, "m m"]]:
+    ) -> tuple[Tall, Float[Array, "m m"]]:
         """(Aᵀ, AAᵀ) for A = L⁻¹k(Z, X)/σ: 3nm² flops; by BLAS, which knows symmetry, 2nm²."""
         return _nystrom_rows(kernel, sigma, X, Z, L)
+
+    def sum_over_rows(self, fn: Callable[..., Any], shared: Sequence[Any], rows: Any) -> Any:
+        """`fn(size, *shared, rows, starts)`, added up over chunks of `size` rows that begin at `starts`.
+
+        Args:
+            rows: arrays with one row per row of the data.
+        """
+        n = jax.tree.leaves(rows)[0].shape[0]
+        size, starts = tiling.chunks(n, self.chunk, self.parallel.width)
+        return self.parallel.sum(partial(fn, size), (*shared, rows), (starts,))
+
+    def over_blocks(self, fn: Callable[..., Any], shared: Sequence[Any], blocks: Sequence[Any]) -> Any:
+        """`fn(*shared, *blocks)`, whose results [blocks, ...] depend on one block each."""
+        return fn(*shared, *blocks)
 
     def store(
         self, kernel: Kernel, noise: Number, X: Float[Array, "n d"], columns: int, memory_gb: float
@@ -321,6 +346,11 @@ def using(backend: Backend) -> Iterator[None]:
         yield
     finally:
         _asked_for.reset(token)
+
+
+def use(backend: Backend | None) -> None:
+    """From now on, in this thread, compute with concrete arrays by `backend`; None ends it."""
+    _asked_for.set(backend)
 
 
 def _devices(operands: Any) -> set[Any]:

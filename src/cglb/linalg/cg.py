@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cglb.compute.backend import one_program
+from cglb.core.precision import everywhere
 from cglb.linalg.krylov import TURN, Rule, Search, dot, walk
 from cglb.linalg.nystrom import Nystrom
 from cglb.linalg.operator import Operator
@@ -145,6 +146,7 @@ def conjugate_gradients(
     point, products = _start(operator, E, factors, V0)
     inside = inside or (operator,)
     out = _turns(operator, inside, E, rule, preconditioner, limits.max_steps, point, products)
+    out = everywhere(out)
     if not single:
         return out
     v, K_hat_v, slack = _first_column(out.v, out.K_hat_v, out.slack)

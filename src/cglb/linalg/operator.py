@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from cglb.compute import tiles
 from cglb.compute.backend import StoredMatrix, backend_of, one_program
+from cglb.compute.shards import Tall
 from cglb.core.precision import cast
 from cglb.kernels.base import Kernel
 from cglb.model import GP
@@ -118,7 +119,7 @@ class KernelOperator(eqx.Module):
         known = tiles.known_product(plan, self.kernel, self.X, v, K_hat_v)
         return _with_slope(known, self.noise, v)
 
-    def trace_of_square(self, At: Float[Array, "n m"], Ht: Float[Array, "n m"]) -> Float[Array, ""]:
+    def trace_of_square(self, At: Tall, Ht: Tall) -> Float[Array, ""]:
         """Σ_{i≠j} TᵢⱼTⱼᵢ for T = K/noise − AᵀH: tr T² without its diagonal. 2n²m flops; values only."""
         plan = backend_of(self, At, Ht).plan(self.X, symmetric=True)
         return tiles.trace_of_square(plan, self.kernel, self.X, self.noise, At, Ht)

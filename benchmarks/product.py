@@ -41,7 +41,8 @@ def problem(rows: int, columns: int, path: Path) -> None:
 
 def compare(dtype: str, options: argparse.Namespace, folder: Path) -> dict[str, dict]:
     found, results = {}, {}
-    for name, (environment, script, task, variables) in SIDES.items():
+    for name in options.sides:
+        environment, script, task, variables = SIDES[name]
         result = folder / "result.npz"
         filled = {key: value.format(folder=folder) for key, value in (variables or {}).items()}
         one = run_side(
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--columns", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES, help="cglb among them")
     parser.add_argument("--json", type=Path, default=RESULTS / "product.json")
     parser.add_argument("--plot", type=Path, default=RESULTS / "product.png")
     options = parser.parse_args()

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test soak explore fuzz docs durations lint format setup peers bench clean
+.PHONY: demo test test-xla soak explore fuzz docs durations lint format setup peers bench clean
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -21,6 +21,11 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --
 
 test: $(READY)  ## the whole test suite
 	$(PYTEST)
+
+THEOREMS := bounds chain cg nystrom operator inducing posterior backends
+
+test-xla: $(READY)  ## tests of theorems on four virtual devices, by XLA alone: no BLAS, no threads
+	CGLB_TEST_DEVICES=4 $(PYTEST) $(THEOREMS:%=tests/test_%.py)
 
 explore: $(READY)  ## the property tests with new random seeds and 300 examples each; takes hours
 	HYPOTHESIS_PROFILE=explore $(PYTEST) -m hypothesis

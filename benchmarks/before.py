@@ -15,6 +15,8 @@ import os
 import statistics
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from common import RESULTS, machine, write
@@ -34,6 +36,18 @@ def measure(tree: Path, name: str, task: str, inputs: Path, repeats: int) -> dic
     return found
 
 
+@contextmanager
+def checked_out(commit: str) -> Iterator[Path]:
+    """The tree of an earlier commit, in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree, now = Path(folder) / "before", HERE.parent
+        subprocess.run(["git", "worktree", "add", "-q", "--detach", tree, commit], check=True, cwd=now)
+        try:
+            yield tree
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", tree], check=True, cwd=now)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--commit", default="538c948", help="the earlier side")
@@ -48,39 +62,32 @@ def main() -> None:
     now = HERE.parent
     stored = json.loads(options.json.read_text()) if options.json.exists() else {}
     results: dict[str, dict] = stored.get("results", {})
-    with tempfile.TemporaryDirectory() as folder:
-        before = Path(folder) / "before"
-        subprocess.run(
-            ["git", "worktree", "add", "-q", "--detach", before, options.commit], check=True, cwd=now
-        )
-        try:
-            for rows in map(int, options.rows.split(",")):
-                inputs = Path(folder) / f"{rows}.npz"
-                problem(options.data, rows, min(options.inducing, rows // 2), inputs)
-                for task in options.tasks.split(","):
-                    sides: dict[str, list[dict]] = {"before": [], "now": []}
-                    for _ in range(options.rounds):
-                        for side, tree in (("before", before), ("now", now)):
-                            found = measure(tree, f"{side} {task} {rows}", task, inputs, options.repeats)
-                            sides[side].append(found)
-                    median = {
-                        side: statistics.median(one["median"] for one in found)
-                        for side, found in sides.items()
-                    }
-                    first = {
-                        side: statistics.median(one["first"] for one in found)
-                        for side, found in sides.items()
-                    }
-                    ratio = median["now"] / median["before"]
-                    results[f"{task}, n = {rows}"] = {
-                        "seconds": median,
-                        "first_call": first,
-                        "now_to_before": round(ratio, 3),
-                        "rounds": options.rounds,
-                    }
-                    print(f"{task} at {rows} rows: now takes {ratio:.2f} of the time before", flush=True)
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", before], check=True, cwd=now)
+    with tempfile.TemporaryDirectory() as folder, checked_out(options.commit) as before:
+        for rows in map(int, options.rows.split(",")):
+            inputs = Path(folder) / f"{rows}.npz"
+            problem(options.data, rows, min(options.inducing, rows // 2), inputs)
+            for task in options.tasks.split(","):
+                sides: dict[str, list[dict]] = {"before": [], "now": []}
+                for _ in range(options.rounds):
+                    for side, tree in (("before", before), ("now", now)):
+                        found = measure(tree, f"{side} {task} {rows}", task, inputs, options.repeats)
+                        sides[side].append(found)
+                median = {
+                    side: statistics.median(one["median"] for one in found)
+                    for side, found in sides.items()
+                }
+                first = {
+                    side: statistics.median(one["first"] for one in found)
+                    for side, found in sides.items()
+                }
+                ratio = median["now"] / median["before"]
+                results[f"{task}, n = {rows}"] = {
+                    "seconds": median,
+                    "first_call": first,
+                    "now_to_before": round(ratio, 3),
+                    "rounds": options.rounds,
+                }
+                print(f"{task} at {rows} rows: now takes {ratio:.2f} of the time before", flush=True)
     settings = {name: value for name, value in vars(options).items() if name != "json"}
     write(options.json, {"settings": settings, "results": results, "machine": machine()})
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests run this file by its path
+from pages_distributed import distributed
 from pages_first import first
 from pages_format import NONE, bullets, commands, machine, number, percent, small, span, table
 from pages_learn import learn
 from pages_tables import tables
-from pages_trust import soak, suite
+from pages_trust import confidence, soak, suite
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -405,12 +406,14 @@ CONTENT: dict[str, Callable[[Results], Values]] = {
     "index.md": lambda results: {},
     "tightness.md": tightness,
     "first.md": first,
+    "distributed.md": distributed,
     "speed.md": speed,
     "learn.md": learn,
     "paper.md": paper,
     "iterative.md": iterative,
     "tables.md": tables,
     "soak.md": soak,
+    "confidence.md": confidence,
     "suite.md": suite,
 }
 

@@ -76,8 +76,19 @@ def soak(results: Mapping[str, Any]) -> dict[str, str]:
                 for method, one in kills.items()
             ],
         ),
+        "commit": results["cases"]["commit"],
+        "cases": _cases(results["cases"]["results"]),
         "machine": machine(found),
     }
+
+
+def _cases(sides: Mapping[str, Mapping[str, str]]) -> str:
+    """Which cases hold, by their names as sentences."""
+    outcomes = {side: [one == "holds" for one in found.values()] for side, found in sides.items()}
+    words = {True: "holds", False: "fails"}
+    names = [name.removeprefix("test_").replace("_", " ") for name in sides["now"]]
+    rows = zip(names, outcomes["before"], outcomes["now"], strict=True)
+    return table(["case", "before", "now"], [[name, words[old], words[new]] for name, old, new in rows])
 
 
 def _counted(one: Any, kind: str) -> int:

@@ -67,7 +67,11 @@ def compiled_folder(flags: str) -> Path:
 
 
 one_core_per_worker()
+# `CGLB_TEST_DEVICES=4`: a mesh of four virtual devices for every test, without BLAS and threads
+DEVICES = os.environ.get("CGLB_TEST_DEVICES")
 os.environ["XLA_FLAGS"] = quick_flags()
+if DEVICES:
+    os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={DEVICES}"
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled_folder(os.environ["XLA_FLAGS"]))
     os.environ["CGLB_TEST_PRUNE"] = str(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).parent)
@@ -97,6 +101,7 @@ AS_USERS_RUN = (
     *("docs", "paper", "cli", "checkpoint", "pictures", "hard_data", "tables", "interruptions"),
     *("choices", "kernel_choice", "faults", "store", "memory", "regressor", "certificate", "row_noise"),
     *("progressive", "extend", "rounding", "own_kernels", "system", "stored_bounds", "reference"),
+    "cases",
 )
 
 # Files by the time they take, longest first, so that no worker is left alone with a long one at the end.
@@ -140,6 +145,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def strict_jax():
     """No silent change of dtype or rank anywhere in the package."""
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def devices():
+    """With `CGLB_TEST_DEVICES`: everything that is not traced runs on a mesh, by XLA alone."""
+    if not DEVICES:
+        yield
+        return
+    from cglb.compute.backend import XLA, using
+    from cglb.compute.mesh import Mesh
+
+    with using(Mesh.of(local=XLA())):
         yield
 
 

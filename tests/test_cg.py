@@ -13,7 +13,7 @@ import cglb
 from cglb import bounds
 from cglb.linalg import nystrom
 from cglb.linalg.cg import Limits, Stop, conjugate_gradients
-from cglb.linalg.krylov import Preconditioner
+from cglb.linalg.krylov import TURN, Preconditioner
 from cglb.linalg.preconditioners import OnDemand
 from cglb.linalg.system import Solver, System
 
@@ -114,7 +114,7 @@ def test_an_impossible_tolerance_ends_in_breakdown_not_in_a_loop():
 
 def test_float32_products_with_a_float64_certificate():
     gp, X, y, Z = hard_problem()
-    solution = cglb.solve(gp, X, y, Z, tolerance=1e-3, mixed=True, max_steps=5000)
+    solution = cglb.solve(gp, X, y, Z, tolerance=1e-3, products="float32", max_steps=5000)
     assert solution.stop is Stop.TOLERANCE
     r = y - float(gp.mean) - problems.dense(gp, X) @ solution.v
     with cglb.float64():
@@ -122,6 +122,29 @@ def test_float32_products_with_a_float64_certificate():
         slack = 0.5 * r @ np.asarray(factors.solve(jnp.asarray(r)))
     assert slack == pytest.approx(float(solution.slack), rel=1e-4)
     assert slack <= 1e-3
+
+
+def test_where_float32_makes_no_progress_float64_takes_over():
+    """Inputs far from 0 lose their digits in float32, so that K̂ is another matrix there."""
+    gp, X, y, Z = hard_problem()
+    limits = Limits(0.1, 1000)
+    with cglb.float64():
+        held = jax.tree.map(jnp.asarray, (gp, X + 1e5, Z + 1e5))
+        system = System(*held, Solver(precondition="nystrom"))
+        e = system.residual(jnp.asarray(y))
+
+        def solve(*inside):
+            return conjugate_gradients(system.operator, e, system.nystrom, limits=limits, inside=inside)
+
+        rounded, both, exact = solve(system.rounded), solve(system.rounded, system.fast), solve()
+        assert both.stop is exact.stop is Stop.TOLERANCE
+        assert both.steps <= exact.steps + TURN < rounded.steps
+        np.testing.assert_allclose(system.operator @ both.v, both.K_hat_v, rtol=1e-12)
+
+
+def test_the_precision_of_products_is_checked():
+    with pytest.raises(ValueError, match="products must be one of auto, float64, float32"):
+        Solver(products="float16")
 
 
 def test_columns_are_solved_together_as_if_alone():

@@ -95,7 +95,7 @@ def test_a_confidence_is_a_probability(confidence):
 
 
 def test_a_comparison_with_a_confidence_decides_what_one_level_leaves_open(monkeypatch):
-    monkeypatch.setattr(cglb.bounds.certificate, "FIRST_INDUCING", 10)
+    monkeypatch.setattr(cglb.bounds.interval, "FIRST_INDUCING", 10)
     x, y, _ = problems.data(n=200, m=10)
     near = {"a": GP, "b": cglb.GP(GP.kernel, 0.0101), "far": cglb.GP(GP.kernel, 1e4)}
     exact = {name: float(bounds.exact(gp, x, y).value) for name, gp in near.items()}
@@ -114,7 +114,7 @@ def test_a_comparison_with_a_confidence_decides_what_one_level_leaves_open(monke
 
 def test_likely_rankings_are_right_where_certain_intervals_overlap(monkeypatch):
     """One certain level of few inducing points leaves these two open; probes decide."""
-    monkeypatch.setattr(cglb.bounds.certificate, "FIRST_INDUCING", 10)
+    monkeypatch.setattr(cglb.bounds.interval, "FIRST_INDUCING", 10)
     x, y, _ = problems.data(n=200, m=10)
     models = {"better": GP, "worse": cglb.GP(cglb.Matern32([0.6, 1.0]), 0.02)}
     exact = {name: float(bounds.exact(gp, x, y).value) for name, gp in models.items()}

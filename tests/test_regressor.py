@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import cglb
 from cglb import GPRegressor, posteriors
-from cglb.bounds.certificate import Evidence
+from cglb.bounds.interval import Evidence
 from cglb.core.errors import StoreError
 from cglb.regressor import FitReport
 from cglb.training.problem import Problem

@@ -14,7 +14,8 @@ from scipy.stats import multivariate_normal
 import cglb
 from cglb import GPRegressor, diagnostics
 from cglb.bounds import evidence
-from cglb.bounds.certificate import Certificate, certify_at
+from cglb.bounds.certificate import Certificate
+from cglb.bounds.interval import certify_at
 from cglb.bounds.logdet import Side, by_cost
 from cglb.linalg.row_noise import RowNoise, Rows, bucket
 from cglb.methods import CGLB, SGPR, Exact, Iterative

@@ -4,9 +4,9 @@ Models and kernels, training, evidence, and what they rest on; more is in the su
 `kernels`, `linalg`, `bounds`, `posteriors`, `methods`, `optimisers`, `training`, `data`.
 """
 
-from cglb import bounds, kernels, methods, posteriors
-from cglb.bounds.certificate import Evidence, certify
+from cglb import bounds, distributed, kernels, methods, posteriors
 from cglb.bounds.comparison import Comparison, compare
+from cglb.bounds.interval import Evidence, certify
 from cglb.core.precision import float64
 from cglb.data import datasets, metrics
 from cglb.kernels import (
@@ -64,6 +64,7 @@ __all__ = [  # noqa: RUF022
     # sub-packages and modules for research and for data
     "bounds",
     "datasets",
+    "distributed",
     "inducing",
     "kernels",
     "methods",

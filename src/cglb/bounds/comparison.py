@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cglb.bounds.certificate import (
-    Certificate,
+from cglb.bounds.certificate import Certificate
+from cglb.bounds.interval import (
     Evidence,
     check_confidence,
     check_seconds,

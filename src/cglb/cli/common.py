@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cglb.cli.sharing import gathered
 from cglb.core.errors import TableError
 from cglb.data.files import open_table
 from cglb.data.table import Kind, Table, listed
@@ -105,6 +106,7 @@ def read_training(
     columns: list[str] | None,
     exclude: list[str] | None,
     header: bool,
+    part: tuple[int, int] = (0, 1),
 ) -> tuple[Table, Any]:
     """The inputs and the target [n] in a file.
 
@@ -114,6 +116,7 @@ def read_training(
         columns: names or globs of inputs; by default all but the target.
         exclude: names or globs of columns that are not inputs.
         header: whether the first line of a CSV file has the names of the columns.
+        part: which part of the rows this process reads, and of how many; it gets all of them.
 
     Raises:
         TableError: with the column that is not there, or a target that is not a number.
@@ -125,7 +128,8 @@ def read_training(
                 f"It has: {listed(reader.names)}."
             )
         chosen = _chosen(reader.names, target, columns, exclude)
-        table = reader.table([*chosen, target])
+        table = reader.table([*chosen, target], part)
+    table = gathered(table) if part[1] > 1 else table
     if len(table) == 0:
         raise TableError(f"{data} has column names, but no rows.")
     y = table[target]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cglb.cli import common
+from cglb.cli import common, sharing
 from cglb.cli.common import Talk, watched
 from cglb.cli.options import Training, expanded
 
@@ -29,25 +29,46 @@ def fit(
     ] = None,
     training: Training,
     resume: Annotated[bool, typer.Option("--resume", help="Continue where Ctrl-C stopped.")] = False,
+    distributed: sharing.Distributed = False,
+    coordinator: sharing.Coordinator = None,
+    processes: sharing.Processes = None,
+    process_id: sharing.ProcessId = None,
     quiet: common.Quiet = False,
     json: common.Json = False,
 ) -> None:
     """Fit a Gaussian process to a table and write the model to a file.
 
     Ctrl-C leaves a checkpoint next to the model; the same command with --resume continues from there.
+    With --distributed several processes share the work; the first one writes the model.
     """
+    with sharing.joined(distributed, coordinator, processes, process_id) as part:
+        talk = Talk(quiet or part[0] > 0, json)
+        _fit(data, target, model, kernel, training, resume, talk, part)
+
+
+def _fit(
+    data: str,
+    target: str,
+    model: str,
+    kernel: str | None,
+    training: Training,
+    resume: bool,
+    talk: Talk,
+    part: tuple[int, int],
+) -> None:
+    """Fit as one of several processes; the first one writes and speaks."""
     from cglb.diagnostics import shown_kernel
 
-    talk = Talk(quiet, json)
+    first = part[0] == 0
     folder, checkpoint = Path(model).resolve().parent, Path(f"{model}.checkpoint")
     if not folder.is_dir():
         raise ValueError(f"--model {model}: there is no folder {folder}.")
     if Path(model).is_dir():
         raise ValueError(f"--model {model} is a folder: name a file.")
-    if resume and not checkpoint.exists():
+    if first and resume and not checkpoint.exists():
         raise ValueError(f"--resume: there is no checkpoint {checkpoint}. Leave --resume out.")
-    X, y = training.read(data, target)
-    if not resume:
+    X, y = training.read(data, target, part)
+    if first and not resume:
         checkpoint.unlink(missing_ok=True)
     settings = {**training.settings(), "checkpoint": checkpoint, "progress": talk.bars}
     estimator = _regressor(settings if kernel is None else {**settings, "kernel": kernel})
@@ -57,6 +78,8 @@ def fit(
     except KeyboardInterrupt:
         talk.note(_how_to_continue(checkpoint, data))
         raise typer.Exit(1) from None
+    if not first:
+        return
     estimator.target_name_ = target
     estimator.set_params(checkpoint=None, progress=False)
     estimator.save(model)

@@ -35,9 +35,9 @@ class Training:
     impute: common.Impute = False
     no_header: common.NoHeader = False
 
-    def read(self, data: str, target: str) -> tuple[Table, Any]:
-        """The inputs and the target [n] in a file."""
-        return common.read_training(data, target, self.columns, self.exclude, not self.no_header)
+    def read(self, data: str, target: str, part: tuple[int, int] = (0, 1)) -> tuple[Table, Any]:
+        """The inputs and the target [n] in a file, of which this process reads a part."""
+        return common.read_training(data, target, self.columns, self.exclude, not self.no_header, part)
 
     def settings(self) -> dict[str, Any]:
         """Arguments of `GPRegressor`: those that were given."""

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from cglb.compute.cpu import blas
 from cglb.compute.parallel import Threads
+from cglb.compute.programs import wide
 from cglb.compute.tiling import Blocking, pad_rows
 from cglb.core.precision import Number
 from cglb.kernels.base import Kernel
@@ -197,7 +198,7 @@ class _Tile(NamedTuple):
     scales: Any  # logdet_bar and quadratic_bar
 
 
-@jax.jit
+@wide
 def _tile(kernel: Kernel, noise: Array, X1: Array, X2: Array, diagonal: Array) -> Array:
     K = kernel(X1, X2)
     if K.shape[0] != K.shape[1]:  # between two sets of rows: no tile is on a diagonal
@@ -205,7 +206,7 @@ def _tile(kernel: Kernel, noise: Array, X1: Array, X2: Array, diagonal: Array) -
     return jnp.where(diagonal, _exact_diagonal(K, kernel.diag(X1) + noise), K)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(wide, static_argnums=0)
 def _pull_tile(
     inputs: bool, kernel: Kernel, X1: Array, X2: Array, tile: _Tile, diagonal: Array
 ) -> tuple[Kernel, Array | None, Array | None]:

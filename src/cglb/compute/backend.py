@@ -12,7 +12,7 @@ For few rows calls take longer than arithmetic, so functions marked `one_program
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -30,11 +30,23 @@ from cglb.compute import assemble, tiling, triangular
 from cglb.compute.cpu import blas
 from cglb.compute.factors import Factor, InPlaceFactor, XLAFactor
 from cglb.compute.parallel import Parallel, Serial, Threads, cores
+from cglb.compute.programs import wide
+from cglb.compute.shards import Tall
 from cglb.compute.tiling import Plan, Walk
 from cglb.core.precision import Number, is_traced
 from cglb.kernels.base import Kernel
 
-__all__ = ["CPU", "XLA", "Backend", "StoredMatrix", "backend_of", "few_rows", "one_program", "using"]
+__all__ = [
+    "CPU",
+    "XLA",
+    "Backend",
+    "StoredMatrix",
+    "backend_of",
+    "few_rows",
+    "one_program",
+    "use",
+    "using",
+]
 
 # Rows per tile. On a CPU a tile and its temporaries should fit in a core's level-2 cache (a 200 × 200
 # float64 tile is 320 kB), and no power of two: the columns of one would fall on the same cache lines,
@@ -121,9 +133,23 @@ class XLA:
         X: Float[Array, "n d"],
         Z: Float[Array, "m d"],
         L: Float[Array, "m m"],
-    ) -> tuple[Float[Array, "n m"], Float[Array, "m m"]]:
+    ) -> tuple[Tall, Float[Array, "m m"]]:
         """(Aᵀ, AAᵀ) for A = L⁻¹k(Z, X)/σ: 3nm² flops; by BLAS, which knows symmetry, 2nm²."""
         return _nystrom_rows(kernel, sigma, X, Z, L)
+
+    def sum_over_rows(self, fn: Callable[..., Any], shared: Sequence[Any], rows: Any) -> Any:
+        """`fn(size, *shared, rows, starts)`, added up over chunks of `size` rows that begin at `starts`.
+
+        Args:
+            rows: arrays with one row per row of the data.
+        """
+        n = jax.tree.leaves(rows)[0].shape[0]
+        size, starts = tiling.chunks(n, self.chunk, self.parallel.width)
+        return self.parallel.sum(partial(fn, size), (*shared, rows), (starts,))
+
+    def over_blocks(self, fn: Callable[..., Any], shared: Sequence[Any], blocks: Sequence[Any]) -> Any:
+        """`fn(*shared, *blocks)`, whose results [blocks, ...] depend on one block each."""
+        return fn(*shared, *blocks)
 
     def store(
         self, kernel: Kernel, noise: Number, X: Float[Array, "n d"], columns: int, memory_gb: float
@@ -187,16 +213,24 @@ class CPU(XLA):
         Z: Float[Array, "m d"],
         L: Float[Array, "m m"],
     ) -> tuple[Float[Array, "n m"], Float[Array, "m m"]]:
-        """By BLAS, in one array."""
+        """By BLAS, in one array. Each thread makes, solves and multiplies rows of its own: threads of
+        BLAS would wait for each other after every call."""
         size, starts = tiling.chunks(X.shape[0], self.chunk)
         At = blas.empty((X.shape[0], Z.shape[0]), X.dtype)
+        factor, scale = np.asarray(L), 1.0 / float(sigma)
+        parts = np.array_split(starts[0], min(self.width, len(starts[0])))
+        grams: list[np.ndarray] = [np.empty(0)] * len(parts)
 
-        def fill(start: int) -> None:
-            At[start : start + size] = _cross_rows(size, kernel, X, Z, start)
+        def fill(number: int) -> None:
+            for first, own in parts[number]:
+                made = np.asarray(_cross_rows(size, kernel, X, Z, first))
+                At[own : first + size] = made[own - first :]
+                blas.solve_rows(factor, At[own : first + size], scale)
+            begin, end = parts[number][0, 1], parts[number][-1, 0] + size
+            grams[number] = blas.gram(At[begin:end])
 
-        self.parallel.for_each(fill, [(int(start),) for start, _ in starts[0]])
-        blas.solve_rows(np.asarray(L), At, 1.0 / float(sigma))
-        G = blas.gram(At)
+        self.parallel.small_matrices().for_each(fill, [(number,) for number in range(len(parts))])
+        G = sum(grams[1:], grams[0])
         return blas.to_jax(At), jnp.asarray(G)
 
     def store(
@@ -232,7 +266,7 @@ def _nystrom_rows(kernel: Kernel, sigma: Array, X: Array, Z: Array, L: Array) ->
     return At, At.T @ At
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(wide, static_argnums=0)
 def _cross_rows(size: int, kernel: Kernel, X: Array, Z: Array, start: Array) -> Array:
     return kernel(lax.dynamic_slice_in_dim(X, start, size), Z)
 
@@ -312,6 +346,11 @@ def using(backend: Backend) -> Iterator[None]:
         yield
     finally:
         _asked_for.reset(token)
+
+
+def use(backend: Backend | None) -> None:
+    """From now on, in this thread, compute with concrete arrays by `backend`; None ends it."""
+    _asked_for.set(backend)
 
 
 def _devices(operands: Any) -> set[Any]:

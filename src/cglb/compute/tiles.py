@@ -21,7 +21,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from cglb.compute import trace_mesh
 from cglb.compute.backend import backend_of
+from cglb.compute.programs import wide
+from cglb.compute.shards import RowShards, Tall
 from cglb.compute.tiling import Plan, pad_rows
 from cglb.core.precision import Number
 from cglb.kernels.base import Kernel
@@ -98,13 +101,15 @@ def trace_of_square(
     kernel: Kernel,
     X: Float[Array, "n d"],
     noise: Number,
-    At: Float[Array, "n m"],
-    Ht: Float[Array, "n m"],
+    At: Tall,
+    Ht: Tall,
 ) -> Float[Array, ""]:
     """Σ_{i≠j} TᵢⱼTⱼᵢ for T = K/noise − AᵀH: tr T² without its diagonal. 2n²m flops; values only."""
     backend = backend_of(kernel, X, noise, At, Ht)
     walk = backend.walk(plan, X.shape[0], X.shape[0])
     F, _ = _features(True, kernel, X, X)
+    if isinstance(At, RowShards) and isinstance(Ht, RowShards):
+        return trace_mesh.trace_of_square(plan.tile, kernel, F, noise, At, Ht)
     rows = _TraceBlocks(F, At, Ht, jnp.ones(X.shape[0], dtype=X.dtype))
     blocks = _padded(rows, walk.rows, plan.tile)
     return backend.parallel.sum(_trace_of_square_part, (kernel, noise, blocks), walk.parts)
@@ -169,8 +174,8 @@ _padded = jax.jit(pad_rows, static_argnums=(1, 2))
 
 class _TraceBlocks(NamedTuple):
     F: Any
-    At: Array
-    Ht: Array
+    At: Any
+    Ht: Any
     real: Array  # 0 on rows of padding, whose kernel entries are not 0
 
 
@@ -225,7 +230,7 @@ def _pull_features(
 # ---- one part of the tiles ----
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(wide, static_argnums=0)
 def _product_part(
     symmetric: bool, kernel: Kernel, F1: Any, right: _Side, I: Array, J: Array, D: Array
 ) -> Array:
@@ -236,7 +241,7 @@ def _product_part(
         i, j = pair
 
         def products(K: Array) -> tuple[Array, ...]:
-            return (K @ V[j], K.T @ V[i]) if symmetric else (K @ V[j],)
+            return (K @ V[j], (V[i].T @ K).T) if symmetric else (K @ V[j],)
 
         parts = kernel.through(_block(F1, i), _block(right.F, j), products)
         out = out.at[i].add(parts[0])
@@ -252,7 +257,7 @@ def _product_part(
     return lax.scan(diagonal, out, D)[0] if symmetric else out
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(wide, static_argnums=(0, 1))
 def _bilinear_part(
     symmetric: bool,
     inputs: bool,
@@ -290,7 +295,7 @@ def _bilinear_part(
     return lax.scan(diagonal, carry, D)[0] if symmetric else carry
 
 
-@jax.jit
+@wide
 def _trace_of_square_part(
     kernel: Kernel, noise: Array, blocks: _TraceBlocks, I: Array, J: Array, D: Array
 ) -> Array:

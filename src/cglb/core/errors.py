@@ -1,10 +1,14 @@
 """Errors that callers may want to distinguish."""
 
-__all__ = ["DatasetError", "NystromError", "StoreError", "TableError"]
+__all__ = ["DatasetError", "DistributedError", "NystromError", "StoreError", "TableError"]
 
 
 class DatasetError(RuntimeError):
     """A known data set could not be found, downloaded or verified; the message says what to do."""
+
+
+class DistributedError(RuntimeError):
+    """The processes of a run do not come together, differ, or have lost one; the message says which."""
 
 
 class NystromError(ValueError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from jaxtyping import Array, Float
 
 from cglb.core.cache import cache_by_default
 
-__all__ = ["Number", "cast", "float64", "is_float64", "is_traced", "to_numpy"]
+__all__ = ["Number", "cast", "everywhere", "float64", "is_float64", "is_traced", "to_numpy"]
 
 # one real number: a NumPy array outside the scope, a JAX array inside
 Number = Float[Array, ""] | Float[np.ndarray, ""] | np.floating
@@ -82,8 +83,25 @@ def to_numpy(tree: Any) -> Any:
     """
     return jax.tree.map(
         lambda leaf: np.array(leaf) if isinstance(leaf, jax.Array) and not is_traced(leaf) else leaf,
-        tree,
+        everywhere(tree),
     )
+
+
+def everywhere(tree: Any) -> Any:
+    """The tree with arrays that are split among processes whole in each of them; a collective if so."""
+
+    def gather(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.is_fully_addressable:
+            return leaf
+        return leaf if leaf.is_fully_replicated else _whole(leaf.sharding.mesh)(leaf)  # pyright: ignore[reportAttributeAccessIssue]
+
+    return jax.tree.map(gather, tree)
+
+
+@cache
+def _whole(mesh: jax.sharding.Mesh) -> Any:
+    layout = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.jit(lambda array: array, out_shardings=layout)
 
 
 def cast(tree: Any, dtype: Any) -> Any:

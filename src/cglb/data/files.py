@@ -9,6 +9,7 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import os
 import sys
 import zlib
@@ -58,8 +59,13 @@ class Reader:
         """
         raise NotImplementedError
 
-    def table(self, names: list[str]) -> Table:
-        """All rows as one table."""
+    def table(self, names: list[str], part: tuple[int, int] = (0, 1)) -> Table:
+        """All rows as one table, or part i of k equal parts of them.
+
+        Args:
+            names: of the columns.
+            part: (i, k). Of a Parquet file only its rows are read.
+        """
         raise NotImplementedError
 
 
@@ -118,13 +124,16 @@ class CSVReader(Reader):
             table = Table(tuple(Column.of(name, fields[name], kind) for name, kind in kinds.items()))
             yield table, {name: list(fields[name]) for name in kept}
 
-    def table(self, names: list[str]) -> Table:
+    def table(self, names: list[str], part: tuple[int, int] = (0, 1)) -> Table:
         wanted = [(self.names.index(name), name) for name in names]
         held: list[list[str]] = [[] for _ in wanted]
         while rows := self._rows(CHUNK_ROWS):
             for (i, _), column in zip(wanted, held, strict=True):
                 column += [row[i] for row in rows]
-        return Table(tuple(Column.of(n, texts) for (_, n), texts in zip(wanted, held, strict=True)))
+        rows = _part_of(len(held[0]) if held else 0, part)
+        # a column is a number or a text by all of its rows
+        columns = [Column.of(n, texts) for (_, n), texts in zip(wanted, held, strict=True)]
+        return Table(tuple(Column(c.name, c.kind, c.values[rows]) for c in columns))
 
     def _rows(self, most: int) -> list[list[str]]:
         """The next rows; blank lines are no rows."""
@@ -199,12 +208,26 @@ class ParquetReader(Reader):
             table = Table(tuple(Column.of(name, fields[name], kind) for name, kind in kinds.items()))
             yield table, {name: _texts(name, fields[name]) for name in kept}
 
-    def table(self, names: list[str]) -> Table:
+    def table(self, names: list[str], part: tuple[int, int] = (0, 1)) -> Table:
         try:
-            found = self._file.read(columns=names)
+            found = self._file.read(columns=names) if part[1] == 1 else self._rows(names, part)
         except self._error as error:
             raise self._trouble(error) from None
         return Table(tuple(Column.of(name, found.column(name)) for name in names))
+
+    def _rows(self, names: list[str], part: tuple[int, int]) -> Any:
+        """Of the row groups that hold them, the rows of a part."""
+        wanted, metadata = _part_of(self._total, part), self._file.metadata
+        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        ends = list(itertools.accumulate(sizes))
+        groups = [
+            i
+            for i, (size, end) in enumerate(zip(sizes, ends, strict=True))
+            if end - size < wanted.stop and end > wanted.start
+        ]
+        first = ends[groups[0]] - sizes[groups[0]] if groups else 0
+        found = self._file.read_row_groups(groups, columns=names)
+        return found.slice(wanted.start - first, wanted.stop - wanted.start)
 
     def _trouble(self, error: Exception) -> TableError:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -245,6 +268,12 @@ def read_table(path: str, header: bool = True) -> Table:
     """The whole table in a file."""
     with open_table(path, header) as reader:
         return reader.table(reader.names)
+
+
+def _part_of(n: int, part: tuple[int, int]) -> slice:
+    """The rows of part i of k equal parts of n rows."""
+    i, k = part
+    return slice(n * i // k, n * (i + 1) // k)
 
 
 def _peek(file: Any, count: int) -> bytes:

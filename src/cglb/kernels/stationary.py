@@ -9,6 +9,7 @@ import abc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,20 +78,24 @@ class Stationary(Kernel):
     def pull_between(
         self, F1: Features, F2: Features, W: Float[Array, "n1 n2"], inputs: bool
     ) -> tuple[Kernel, Features, Features]:
+        def pulled(r2: Array) -> tuple[Kernel, Array, Array, Array, Array | None]:
+            """The gradient in the kernel, and what that in both features is made of."""
+            profile, pull = jax.vjp(lambda kernel, r2: kernel.profile(r2), self, r2)
+            kernel_bar, R = pull(W * self.variance)
+            kernel_bar = eqx.tree_at(lambda kernel: kernel.variance, kernel_bar, _total(W * profile))
+            if self.rough:
+                R = jnp.where(far_apart(r2, F1, F2), R, 0.0)
+            columns = R.T @ F1.scaled if inputs else None
+            return kernel_bar, R @ F2.scaled, jnp.sum(R, axis=1), jnp.sum(R, axis=0), columns
+
+        kernel_bar, rows, sum1, sum2, columns = from_distance(
+            pulled, F1, F2, as_row(self.lengthscale), self.rough
+        )
         # the lengthscales see only Σⱼ xⱼᵀ∂/∂xⱼ of the cross term −2xᵀx', to which both sides contribute
         # the same: one product in place of two, and it is the most expensive part of a tile
-        X1, X2 = F1.scaled, F2.scaled
-        r2 = from_distance(lambda r2: r2, F1, F2, as_row(self.lengthscale), self.rough)
-        _, pull = jax.vjp(lambda kernel, r2: kernel.profile(r2) * kernel.variance, self, r2)
-        kernel_bar, R = pull(W)
-        if self.rough:
-            R = jnp.where(far_apart(r2, F1, F2), R, 0.0)
-        if inputs:
-            X1_bar, X2_bar = -2.0 * (R @ X2), -2.0 * (R.T @ X1)
-        else:
-            X1_bar, X2_bar = -4.0 * (R @ X2), jnp.zeros_like(X2)
-        F1_bar = Rows(X1_bar, jnp.sum(R, axis=1), jnp.zeros_like(X1))
-        return kernel_bar, F1_bar, Rows(X2_bar, jnp.sum(R, axis=0), jnp.zeros_like(X2))
+        X2_bar = jnp.zeros_like(F2.scaled) if columns is None else -2.0 * columns
+        F1_bar = Rows((-4.0 if columns is None else -2.0) * rows, sum1, jnp.zeros_like(F1.raw))
+        return kernel_bar, F1_bar, Rows(X2_bar, sum2, jnp.zeros_like(F2.raw))
 
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return jnp.full(X.shape[:1], self.variance, dtype=X.dtype)
@@ -155,6 +160,11 @@ class RationalQuadratic(Stationary):
 
     def profile(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.exp(-self.alpha * jnp.log1p(r2 / (2.0 * self.alpha)))
+
+
+def _total(A: Array) -> Array:
+    """The sum of all entries, as a product: XLA adds up a matrix several times slower."""
+    return jnp.sum(jnp.ones((1, A.shape[0]), dtype=A.dtype) @ A)
 
 
 # ---- Matérn profiles with their slopes in r² ----

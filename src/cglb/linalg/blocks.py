@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from cglb.compute.backend import backend_of
 from cglb.kernels.base import Kernel
 from cglb.kernels.distance import squared_distance
 from cglb.linalg.row_noise import number
@@ -93,7 +94,10 @@ def find_blocks(
         position[leaf] = i
     rows, valid = jnp.asarray(rows), jnp.asarray(valid)
     k = min(neighbours, X.shape[0])
-    found, found_valid = _nearest_earlier(k, jax.device_put(scaled), jnp.asarray(position), rows, valid)
+    numbers = np.arange(count, dtype=np.int32)
+    search = partial(_nearest_earlier, k)
+    operands = jax.device_put(scaled), jnp.asarray(position)
+    found, found_valid = backend_of(kernel, X).over_blocks(search, operands, (numbers, rows, valid))
     return Blocks(rows, valid, found, found_valid)
 
 
@@ -115,8 +119,10 @@ def _leaves(X: np.ndarray, size: int) -> list[np.ndarray]:
 
 @partial(jax.jit, static_argnums=0)
 def _nearest_earlier(
-    k: int, X: Array, position: Array, rows: Array, valid: Array
+    k: int, X: Array, position: Array, numbers: Array, rows: Array, valid: Array
 ) -> tuple[Array, Array]:
+    """For blocks with these numbers: the k nearest rows of earlier blocks, and which of them exist."""
+
     def one(block: Any) -> tuple[Array, Array]:
         number, row, row_valid = block
         r2 = jnp.where(row_valid[:, None], squared_distance(X[row], X), jnp.inf)
@@ -124,4 +130,4 @@ def _nearest_earlier(
         distance, index = lax.top_k(-nearest, k)
         return index.astype(jnp.int32), jnp.isfinite(distance)
 
-    return lax.map(one, (jnp.arange(rows.shape[0], dtype=jnp.int32), rows, valid))
+    return lax.map(one, (numbers, rows, valid))

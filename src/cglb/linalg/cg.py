@@ -2,12 +2,14 @@
 
 For K̂v = e an inexact v costs the bound at most ½rᵀQ̂⁻¹r, so this is the stop rule: the tolerance is in
 units of the log marginal likelihood and means the same at every noise level. It is checked on a residual
-recomputed in float64, never on the recursion alone, and the solution says why CG stopped.
+recomputed in float64, never on the recursion alone, and the solution says why CG stopped. So products
+inside the recursion may be rounded to float32: they cost steps, never the certificate.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cglb.compute.backend import one_program
+from cglb.core.precision import everywhere
 from cglb.linalg.krylov import TURN, Rule, Search, dot, walk
 from cglb.linalg.nystrom import Nystrom
 from cglb.linalg.operator import Operator
@@ -34,6 +37,8 @@ STALLED_TURNS = 3
 PROGRESS = 0.9
 # CG restarts if the recursion's residual differs from the true one by more than this share, squared
 DRIFT = 1e-6
+# CG leaves an imprecise operator that drifts, unless the turn lowered the slack to this share
+WORTHWHILE = 0.1
 # start vectors this close (squared, in the norm of K̂) to the span of the others add nothing
 REPEATED = 1e-8
 
@@ -118,7 +123,7 @@ def conjugate_gradients(
     v0: Float[Array, "n *k"] | None = None,
     limits: Limits = Limits(),
     preconditioner: OnDemand | None = None,
-    fast: Operator | None = None,
+    inside: Sequence[Operator] = (),
 ) -> Solution:
     """CG on K̂v = e for one vector [n] or several columns [n, t], each with its own step lengths.
 
@@ -130,7 +135,8 @@ def conjugate_gradients(
             CG then starts at their best combination.
         limits: when to stop.
         preconditioner: built when CG needs it; by default Q̂⁻¹. The stop rule always uses Q̂⁻¹.
-        fast: an operator for the products inside the loop (float32, or stored); by default `operator`.
+        inside: operators for the products inside the loop, from the fastest to the most precise. CG
+            moves on to the next where rounding ends the progress of one. By default `operator` alone.
     """
     single = e.ndim == 1
     E = e[:, None] if single else e
@@ -138,7 +144,9 @@ def conjugate_gradients(
     limit = jax.device_put(np.full(E.shape[1], limits.tolerance, dtype=E.dtype))
     rule = _InNats(factors, limit)
     point, products = _start(operator, E, factors, V0)
-    out = _turns(operator, fast or operator, E, rule, preconditioner, limits.max_steps, point, products)
+    inside = inside or (operator,)
+    out = _turns(operator, inside, E, rule, preconditioner, limits.max_steps, point, products)
+    out = everywhere(out)
     if not single:
         return out
     v, K_hat_v, slack = _first_column(out.v, out.K_hat_v, out.slack)
@@ -161,7 +169,7 @@ class _Point(NamedTuple):
 
 def _turns(
     operator: Operator,
-    fast: Operator,
+    inside: Sequence[Operator],
     E: Array,
     rule: _InNats,
     preconditioner: OnDemand | None,
@@ -186,16 +194,22 @@ def _turns(
             stop = Stop.BREAKDOWN
             break
         budget = min(TURN, max_steps - steps)
-        V, R, search, taken = _turn(fast, point, search, rule, preconditioner, steps, budget)
+        V, R, search, taken = _turn(inside[0], point, search, rule, preconditioner, steps, budget)
         steps += taken
         products += taken + 1
-        point = _at(operator, E, rule.factors, V)
-        # restart a recursion that has drifted; without progress as well, CG has stalled
-        drifted = bool(_drifted(R, point.R))
+        before, point = point, _at(operator, E, rule.factors, V)
+        # restart a recursion that has drifted or broken down
+        search = None if bool(_drifted(R, point.R)) else search
         worst = float(np.max(np.asarray(point.slack)))
-        stalled = stalled + 1 if (drifted or search is None) and not worst < PROGRESS * best else 0
+        if search is None and len(inside) > 1:
+            if not worst < WORTHWHILE * float(np.max(np.asarray(before.slack))):
+                inside, point = inside[1:], _better(E, before, point)
+        # without progress as well, CG has stalled
+        elif search is None and not worst < PROGRESS * best:
+            stalled += 1
+        else:
+            stalled = 0
         best = min(best, worst)
-        search = None if drifted else search
     if stop is not Stop.TOLERANCE:
         point = _better(E, first, point)
     return Solution(point.V, point.K_hat_V, point.slack, steps=steps, products=products, stop=stop)

@@ -11,8 +11,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from cglb.compute.backend import backend_of
+from cglb.compute.mesh import Mesh
 from cglb.core.validation import boundary
 from cglb.kernels.base import Kernel
+from cglb.linalg import pivots_mesh
 from cglb.linalg.row_noise import number
 
 __all__ = ["greedy", "greedy_rows", "kmeans", "pivots", "uniform"]
@@ -75,8 +78,19 @@ def greedy_rows(
     return order[np.asarray(chosen)[: min(count, 1 << max(needed - 1, 0).bit_length())]]
 
 
-@partial(jax.jit, static_argnums=0)
 def pivots(m: int, kernel: Kernel, X: Array) -> tuple[Array, Array]:
+    """Pivots [m] and their conditional variances [m]: distinct rows, also if m exceeds the rank of K.
+
+    O(nm²); on a mesh, rows and memory are split.
+    """
+    backend = backend_of(kernel, X)
+    if isinstance(backend, Mesh):
+        return pivots_mesh.pivots(backend.mesh, m, FIRST_STAGE, TINY, kernel, X)
+    return _pivots(m, kernel, X)
+
+
+@partial(jax.jit, static_argnums=0)
+def _pivots(m: int, kernel: Kernel, X: Array) -> tuple[Array, Array]:
     """Pivots [m] and their conditional variances [m]: distinct rows, also if m exceeds the rank of K.
 
     O(nm²). The width of the factor doubles in stages, so that a step reads few columns that are still

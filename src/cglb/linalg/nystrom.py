@@ -17,9 +17,9 @@ from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
-from cglb.compute import assemble
+from cglb.compute import assemble, shards
 from cglb.compute.backend import backend_of, one_program
-from cglb.compute.products import transposed_product
+from cglb.compute.shards import Tall
 from cglb.core.errors import NystromError
 from cglb.core.precision import is_traced
 from cglb.kernels.base import Kernel
@@ -39,7 +39,7 @@ AT_THE_LIMIT = 0.99
 class Nystrom(eqx.Module):
     """Factors of Q̂ for n rows and m inducing points."""
 
-    At: Float[Array, "n m"]
+    At: Tall
     L: Float[Array, "m m"]
     G: Float[Array, "m m"]
     LB: Float[Array, "m m"]
@@ -81,14 +81,14 @@ class Nystrom(eqx.Module):
 
 
 @jax.jit
-def _project(At: Array, R: Array) -> Array:
-    return transposed_product(At, R)
+def _project(At: Tall, R: Array) -> Array:
+    return shards.project(At, R)
 
 
 @jax.jit
 def _solve(factors: Nystrom, R: Array) -> Array:
     inner = cho_solve((factors.LB, True), factors.project(R))
-    return (R - factors.At @ inner) / factors.noise
+    return (R - shards.expand(factors.At, inner)) / factors.noise
 
 
 @jax.jit
@@ -98,7 +98,7 @@ def _logdet(factors: Nystrom) -> Array:
 
 @jax.jit
 def _residual_diag(factors: Nystrom) -> Array:
-    explained = factors.noise * jnp.sum(factors.At * factors.At, axis=1)
+    explained = factors.noise * shards.row_products(factors.At, factors.At)
     return jnp.maximum(factors.k_diag - explained, 0.0)
 
 

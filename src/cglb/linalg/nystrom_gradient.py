@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from cglb.compute import tiling, triangular
+from cglb.compute import shards, triangular
 from cglb.compute.backend import backend_of
 from cglb.compute.products import materialised, transposed_product
+from cglb.compute.programs import wide
+from cglb.compute.shards import Tall
 from cglb.kernels.base import Kernel
 from cglb.kernels.distance import middle
 from cglb.linalg.nystrom import Nystrom, kuu
@@ -30,7 +32,7 @@ class Gram(NamedTuple):
 
     G: Float[Array, "m m"]  # AAᵀ
     c: Float[Array, " m"]  # A r
-    At: Float[Array, "n m"] | None  # Aᵀ, if asked for
+    At: Tall | None  # Aᵀ, if asked for
 
 
 class _Primals(NamedTuple):
@@ -63,8 +65,8 @@ class _Rows(NamedTuple):
 
     X: Array
     r: Array
-    At: Array
-    At_bar: Array | None
+    At: Any
+    At_bar: Any
 
 
 class _Pulled(NamedTuple):
@@ -118,13 +120,8 @@ def _pullback(primals: _Primals, X: Array, factors: Nystrom, c: Array, bars: Gra
     """
     backend = backend_of(primals, X, factors, bars)
     small = _pull_small(primals.noise, c, factors, bars)
-    size, starts = tiling.chunks(X.shape[0], backend.chunk, backend.parallel.width)
     rows = _Rows(X, primals.r, factors.At, bars.At)
-    pulled = backend.parallel.sum(
-        partial(_pull_rows, size),
-        (primals.kernel, primals.Z, rows, small.right),
-        (starts,),
-    )
+    pulled = backend.sum_over_rows(_pull_rows, (primals.kernel, primals.Z, small.right), rows)
     return _pull_rest(primals, factors, small, pulled, bars.c)
 
 
@@ -137,9 +134,9 @@ def _pull_small(noise: Array, c: Array, factors: Nystrom, bars: Gram) -> _Small:
     return _Small(M, L_inverse, _Right(G_sym @ scaled, bars.c @ scaled, scaled))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(wide, static_argnums=0)
 def _pull_rows(
-    size: int, kernel: Kernel, Z: Array, rows: _Rows, right: _Right, starts: Array
+    size: int, kernel: Kernel, Z: Array, right: _Right, rows: _Rows, starts: Array
 ) -> _Pulled:
     """Over chunks of `size` rows: Kfu_bar, pulled back to the kernel and the features of Z."""
     origin = middle(Z)
@@ -181,4 +178,4 @@ def _pull_rest(
     _, pull = jax.vjp(of_Z, kernel, Z)
     kernel_more, Z_bar = pull((Kuu_bar, pulled.FZ))
     kernel_bar = jax.tree.map(jnp.add, pulled.kernel, kernel_more)
-    return _Primals(kernel_bar, -0.5 * jnp.trace(M) / noise, Z_bar, factors.At @ c_bar)
+    return _Primals(kernel_bar, -0.5 * jnp.trace(M) / noise, Z_bar, shards.expand(factors.At, c_bar))

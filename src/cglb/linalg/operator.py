@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from cglb.compute import tiles
 from cglb.compute.backend import StoredMatrix, backend_of, one_program
+from cglb.compute.shards import Tall
 from cglb.core.precision import cast
 from cglb.kernels.base import Kernel
 from cglb.model import GP
@@ -21,7 +22,7 @@ from cglb.model import GP
 __all__ = ["BilinearGradient", "KernelOperator", "Operator", "StoredOnUse"]
 
 STORE_GB = 4.0  # K̂ is stored during CG up to this size: half of K̂ with 32,000 rows in float64
-STORE_AFTER = 1  # product
+STORE_AFTER = 4  # products
 
 
 class BilinearGradient(eqx.Module):
@@ -118,7 +119,7 @@ class KernelOperator(eqx.Module):
         known = tiles.known_product(plan, self.kernel, self.X, v, K_hat_v)
         return _with_slope(known, self.noise, v)
 
-    def trace_of_square(self, At: Float[Array, "n m"], Ht: Float[Array, "n m"]) -> Float[Array, ""]:
+    def trace_of_square(self, At: Tall, Ht: Tall) -> Float[Array, ""]:
         """Σ_{i≠j} TᵢⱼTⱼᵢ for T = K/noise − AᵀH: tr T² without its diagonal. 2n²m flops; values only."""
         plan = backend_of(self, At, Ht).plan(self.X, symmetric=True)
         return tiles.trace_of_square(plan, self.kernel, self.X, self.noise, At, Ht)
@@ -164,9 +165,9 @@ def _shaped_like(V: Array, found: Array, more: Array | None = None) -> Array:
 class StoredOnUse:
     """K̂ for the products inside CG: stored after a few products, if it fits.
 
-    A product with the stored matrix is many times faster than one that computes its tiles again, but
-    storing costs as much as two of the slow ones. So a start that is good enough stores nothing. The
-    backend of the operands decides how to store K̂.
+    A product with the stored matrix is several times faster than one that computes its tiles again, but
+    storing costs as much as `STORE_AFTER` of the slow ones. So a few products store nothing, and many
+    cost at most twice the minimum. The backend of the operands decides how to store K̂.
 
     Args:
         tiled: the operator.

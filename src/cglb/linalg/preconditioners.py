@@ -25,12 +25,14 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
-from cglb.compute import triangular
+from cglb.compute import shards, triangular
 from cglb.compute.products import transposed_product
+from cglb.compute.shards import RowShards
 from cglb.linalg.blocks import Blocks
 from cglb.linalg.krylov import Preconditioner
 from cglb.linalg.nystrom import Nystrom
-from cglb.linalg.vecchia import inverse_factors
+from cglb.linalg.vecchia import inverse_factors, split_preconditioner
+from cglb.linalg.vecchia_mesh import SplitChain
 from cglb.model import GP
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ __all__ = [
     "chain_preconditioner",
     "find",
     "names",
+    "whole_chain",
 ]
 
 # mean δ/σ² above which Q̂ alone is a poor approximation of K̂
@@ -88,7 +91,7 @@ def _apply_chain(self: ChainPreconditioner, R: Array) -> Array:
 
 def chain_preconditioner(
     gp: GP, X: Float[Array, "n d"], factors: Nystrom, blocks: Blocks
-) -> ChainPreconditioner:
+) -> Preconditioner:
     """The preconditioner of K̂ on X, 2nm² to 3nm² flops.
 
     Args:
@@ -98,8 +101,19 @@ def chain_preconditioner(
         blocks: blocks of rows and their neighbours.
     """
     noise = jnp.asarray(gp.noise)
+    if isinstance(factors.At, RowShards):
+        return split_preconditioner(gp.kernel, noise, factors.At, X, blocks)
     U, B, index, valid = inverse_factors(gp.kernel, noise, factors.At, X, blocks)
     return ChainPreconditioner(U, index, valid, B, _factor_inner(B), noise)
+
+
+def whole_chain(gp: GP, X: Float[Array, "n d"], factors: Nystrom, blocks: Blocks) -> ChainPreconditioner:
+    """`chain_preconditioner` with all of its factors on every device, also if those of Q̂ are split."""
+    found = chain_preconditioner(gp, X, factors, blocks)
+    if not isinstance(found, SplitChain):
+        assert isinstance(found, ChainPreconditioner)
+        return found
+    return ChainPreconditioner(*found.gathered(), found.LC, found.noise)
 
 
 @jax.jit
@@ -133,8 +147,8 @@ class LowRankPreconditioner(Preconditioner):
 @jax.jit
 def _apply_low_rank(self: LowRankPreconditioner, R: Array) -> Array:
     At = self.factors.At
-    inner = (transposed_product(At, R).T @ self.inverse.T) @ self.inverse
-    return (R - At @ inner.T) / self.factors.noise
+    inner = (shards.project(At, R).T @ self.inverse.T) @ self.inverse
+    return (R - shards.expand(At, inner.T)) / self.factors.noise
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from cglb.compute.products import transposed_product
 from cglb.linalg import row_noise
 from cglb.linalg.blocks import Blocks
 from cglb.linalg.krylov import dot
-from cglb.linalg.preconditioners import chain_preconditioner
+from cglb.linalg.preconditioners import whole_chain
 from cglb.linalg.system import System
 
 __all__ = ["LogQuadrature", "Probes"]
@@ -94,7 +94,7 @@ class LogQuadrature:
     def __init__(self, system: System, seed: int = 0, blocks: Blocks | None = None):
         self._system = system
         self._rng = np.random.default_rng(seed)
-        chain = chain_preconditioner(system.gp, system.X, system.nystrom, blocks or system.blocks)
+        chain = whole_chain(system.gp, system.X, system.nystrom, blocks or system.blocks)
         noise = float(system.gp.noise)
         values, V = np.linalg.eigh(np.asarray(transposed_product(chain.B, chain.B)))
         values = np.maximum(values, 0.0)
@@ -163,8 +163,7 @@ class LogQuadrature:
 
     def _apply(self, Y: Array) -> Array:
         system = self._system
-        operator = system.operator if system.solver.mixed else system.fast
-        return _forward(self._whitening, operator @ _backward(self._whitening, Y, system.X))
+        return _forward(self._whitening, system.fast @ _backward(self._whitening, Y, system.X))
 
 
 @jax.jit

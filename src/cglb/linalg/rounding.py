@@ -17,6 +17,8 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
+from cglb.compute import shards
+from cglb.compute.shards import RowShards, Tall
 from cglb.kernels.base import Kernel
 from cglb.linalg.nystrom import Nystrom
 from cglb.linalg.quadratic import QuadraticInterval, quadratic_interval
@@ -116,8 +118,7 @@ class Rounding:
         d, diag = system.X.shape[1], np.asarray(factors.k_diag)
         trace, entry = float(np.sum(diag)), kernel.rounding(d)
         missing = _missing(factors, kernel, system.Z, trace, entry)
-        At = np.asarray(factors.At)
-        explained = float(np.vdot(At, At))
+        explained = _explained(factors.At)
         noise = float(system.gp.noise)
         logs = log_size(kernel, noise, system.X)
         return cls(system.n, system.m, entry, noise, trace, float(diag.max()), logs, explained, missing)
@@ -207,8 +208,23 @@ def _missing(factors: Nystrom, kernel: Kernel, Z: Array, trace: float, entry: fl
     return in_kuu * weights**2 + 2.0 * in_kuf * weights
 
 
+def _explained(At: Tall) -> float:
+    """‖A‖²."""
+    if isinstance(At, RowShards):
+        return float(_squared_norm(At))
+    rows = np.asarray(At)
+    return float(np.vdot(rows, rows))
+
+
+_squared_norm = jax.jit(shards.squared_norm)
+
+
 @jax.jit
 def _weights_norm(factors: Nystrom) -> Array:
     """‖Kuu⁻¹Kuf‖ = ‖L⁻ᵀσA‖."""
-    W = solve_triangular(factors.L, factors.At.T, lower=True, trans="T")
-    return jnp.sqrt(factors.noise * jnp.sum(W * W))
+
+    def squares(At: Array, L: Array) -> Array:
+        W = solve_triangular(L, At.T, lower=True, trans="T")
+        return jnp.sum(W * W)
+
+    return jnp.sqrt(factors.noise * shards.total(squares, factors.At, factors.L))

@@ -7,6 +7,7 @@ needed and then kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,7 +28,22 @@ from cglb.linalg.row_noise import log_units, number, residual
 from cglb.linalg.view import View, linearise
 from cglb.model import GP
 
-__all__ = ["Solver", "System", "solve"]
+__all__ = ["PRODUCTS", "Solver", "System", "solve"]
+
+# Rows from which products in float32 save more time than compiling them takes.
+MANY_ROWS = 4000
+
+
+def _auto(system: System) -> tuple[Operator, ...]:
+    return (system.rounded, system.fast) if system.n >= MANY_ROWS else (system.fast,)
+
+
+# what CG multiplies with, from the fastest operator to the most precise, by the name of the choice
+PRODUCTS: dict[str, Callable[[System], tuple[Operator, ...]]] = {
+    "auto": _auto,
+    "float64": lambda system: (system.fast,),
+    "float32": lambda system: (system.rounded,),
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,9 @@ class Solver:
         tolerance: nats that an inexact v may cost.
         max_steps: CG's step limit. If it is reached, the bound is looser and the solution says so.
         precondition: "auto", "nystrom", "chain", another registered name, or a `Preconditioning`.
-        mixed: whether products inside CG are in float32; the certificate is always in float64.
+        products: the precision of products inside CG: "float64", "float32", or "auto": for many rows
+            float32 until it no longer lowers the certified slack, then float64. The certificate is
+            always in float64.
         jitter: added to diag(Kuu), relative to its mean.
         memory_gb: memory for K̂, which is stored if it fits and CG takes many steps.
     """
@@ -46,13 +64,15 @@ class Solver:
     tolerance: float = 1.0
     max_steps: int = 1000
     precondition: str | Preconditioning = "auto"
-    mixed: bool = False
+    products: str = "auto"
     jitter: float = DEFAULT_JITTER
     memory_gb: float = STORE_GB
 
     def __post_init__(self) -> None:
         Limits(self.tolerance, self.max_steps)
         preconditioners.find(self.precondition)
+        if self.products not in PRODUCTS:
+            raise ValueError(f"products must be one of {', '.join(PRODUCTS)}, found {self.products!r}.")
 
 
 class System:
@@ -148,16 +168,21 @@ class System:
 
     @cached_property
     def fast(self) -> Operator:
-        """K̂ for the products inside CG: in float32 if `mixed`, stored after a few products unless there
-        are so few rows that CG's loop is one program."""
-        operator = self.operator.astype(jnp.float32) if self.solver.mixed else self.operator
-        if few_rows(operator):
-            return operator
-        return StoredOnUse(operator, self.solver.memory_gb)
+        """K̂ for many products: stored after a few of them unless there are so few rows that CG's loop
+        is one program."""
+        return self._stored(self.operator)
+
+    @cached_property
+    def rounded(self) -> Operator:
+        """The same in float32, for products inside CG."""
+        return self._stored(self.operator.astype(jnp.float32))
+
+    def _stored(self, operator: KernelOperator) -> Operator:
+        return operator if few_rows(operator) else StoredOnUse(operator, self.solver.memory_gb)
 
     def release(self) -> None:
         """Free the stored K̂ and the preconditioner; keep the factors."""
-        for aid in ("fast", "preconditioner"):
+        for aid in ("fast", "rounded", "preconditioner"):
             self.__dict__.pop(aid, None)
 
     def again(self, solver: Solver | None = None, neighbours: Neighbours | None = None) -> System:
@@ -187,15 +212,16 @@ class System:
             v0: where to start, as in `conjugate_gradients`.
             limits: by default those of the solver.
         """
+        inside = PRODUCTS[self.solver.products](self)
         return conjugate_gradients(
             # what is stored in float64 certifies as well as tiles that are computed again
-            self.operator if self.solver.mixed else self.fast,
+            self.fast if inside[0] is self.fast else self.operator,
             e,
             self.nystrom,
             v0=v0,
             limits=limits or Limits(self.solver.tolerance, self.solver.max_steps),
             preconditioner=self.preconditioner,
-            fast=self.fast,
+            inside=inside,
         )
 
     def quadratic(self, e: Float[Array, "n *t"], solution: Solution) -> QuadraticInterval:

@@ -21,10 +21,12 @@ from jaxtyping import Array, Bool, Float, Int
 from cglb.compute import assemble, triangular
 from cglb.compute.backend import backend_of
 from cglb.compute.products import materialised, rows_at
+from cglb.compute.shards import RowShards, Tall
 from cglb.kernels.base import Kernel
+from cglb.linalg import vecchia_mesh
 from cglb.linalg.blocks import Blocks
 
-__all__ = ["InverseFactors", "chain_logdet", "inverse_factors"]
+__all__ = ["InverseFactors", "chain_logdet", "inverse_factors", "split_preconditioner"]
 
 MOST_PARTS = 8  # each holds a gradient of the size of A
 
@@ -32,7 +34,7 @@ MOST_PARTS = 8  # each holds a gradient of the size of A
 def chain_logdet(
     kernel: Kernel,
     noise: Float[Array, ""],
-    At: Float[Array, "n m"],
+    At: Tall,
     X: Float[Array, "n d"],
     blocks: Blocks,
 ) -> Float[Array, ""]:
@@ -41,11 +43,11 @@ def chain_logdet(
 
 
 @jax.custom_vjp
-def _chain(kernel: Kernel, noise: Array, At: Array, X: Array, blocks: Blocks) -> Array:
+def _chain(kernel: Kernel, noise: Array, At: Tall, X: Array, blocks: Blocks) -> Array:
     return _chain_value(_Matrix(kernel, noise, At, X), blocks)
 
 
-def _chain_forward(kernel: Kernel, noise: Array, At: Array, X: Array, blocks: Blocks) -> Any:
+def _chain_forward(kernel: Kernel, noise: Array, At: Tall, X: Array, blocks: Blocks) -> Any:
     return _chain_value_and_grad(_Matrix(kernel, noise, At, X), blocks)
 
 
@@ -66,7 +68,7 @@ class _Matrix(NamedTuple):
 
     kernel: Kernel
     noise: Array
-    At: Array
+    At: Any  # Tall
     X: Array
 
 
@@ -78,13 +80,17 @@ class _Members(NamedTuple):
 
 
 def _chain_value(matrix: _Matrix, blocks: Blocks) -> Array:
+    if isinstance(matrix.At, RowShards):
+        return vecchia_mesh.chain_value(_value_part, _own(blocks), matrix, blocks)
     parallel = backend_of(matrix, blocks).parallel.small_matrices()
     return parallel.sum(partial(_value_part, _own(blocks)), matrix, _parts(blocks, parallel.width))
 
 
-def _chain_value_and_grad(matrix: _Matrix, blocks: Blocks) -> tuple[Array, tuple[Kernel, Array, Array]]:
+def _chain_value_and_grad(matrix: _Matrix, blocks: Blocks) -> tuple[Array, tuple[Kernel, Array, Any]]:
     """One pass for both: with R_b = LLᵀ on (N(b), b), U the last p rows of L⁻¹, the gradient of
     log|Cov_R(b | N(b))| in R_b is UᵀU."""
+    if isinstance(matrix.At, RowShards):
+        return vecchia_mesh.chain_value_and_grad(_gradient_part, _own(blocks), matrix, blocks)
     parallel = backend_of(matrix, blocks).parallel.small_matrices()
     value, *gradient = parallel.sum(
         partial(_gradient_part, _own(blocks)), matrix, _parts(blocks, parallel.width)
@@ -184,6 +190,13 @@ def _gradient_part(
     zeros = jax.tree.map(jnp.zeros_like, (kernel, noise, At))
     start = (jnp.zeros((), dtype=At.dtype), *zeros)
     return lax.scan(one, start, _Members(index, valid))[0]
+
+
+def split_preconditioner(
+    kernel: Kernel, noise: Float[Array, ""], At: RowShards, X: Float[Array, "n d"], blocks: Blocks
+) -> Any:
+    """The chain's preconditioner where the rows of Aᵀ are split among devices."""
+    return vecchia_mesh.chain_preconditioner(_inverse_part, _own(blocks), kernel, noise, At, X, blocks)
 
 
 class InverseFactors(NamedTuple):

@@ -15,7 +15,8 @@ from jax import lax
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float
 
-from cglb.compute import triangular
+from cglb.compute import shards, triangular
+from cglb.compute.shards import Tall
 from cglb.kernels import Kernel
 from cglb.linalg import row_noise
 from cglb.linalg.nystrom import Nystrom
@@ -45,7 +46,7 @@ class View(eqx.Module):
     X: Float[Array, "n d"]
     G: Float[Array, "m m"]
     LB: Float[Array, "m m"]
-    At: Float[Array, "n m"] | None
+    At: Tall | None
 
     @property
     def n(self) -> Any:
@@ -57,7 +58,7 @@ class View(eqx.Module):
         return self.G.shape[0]
 
     @property
-    def rows(self) -> Float[Array, "n m"]:
+    def rows(self) -> Tall:
         """Aᵀ, for bounds that declare `rows`."""
         if self.At is None:
             raise ValueError("This bound uses A itself: its class must set `rows = True`.")
@@ -71,7 +72,7 @@ class View(eqx.Module):
     @property
     def residual_diag(self) -> Float[Array, " n"]:
         """δ, never below 0."""
-        explained = self.noise * jnp.sum(self.rows * self.rows, axis=1)
+        explained = self.noise * shards.row_products(self.rows, self.rows)
         return jnp.maximum(self.kernel.diag(self.X) - explained, 0.0)
 
     @property

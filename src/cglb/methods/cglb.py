@@ -44,7 +44,8 @@ class CGLB(Method, name="cglb"):
         precondition: "nystrom", "chain", "auto" (the chain if the inducing points leave much to do), or
             another registered preconditioning.
         jitter: relative jitter on Kuu.
-        mixed: float32 products inside CG, with a float64 certificate.
+        products: the precision of products inside CG: "auto", "float64" or "float32"; the certificate
+            is in float64 (see `Solver`).
     """
 
     exact_first = padded = True
@@ -54,7 +55,7 @@ class CGLB(Method, name="cglb"):
     cg_max_steps: int = 1000
     precondition: str | Preconditioning = "auto"
     jitter: float = DEFAULT_JITTER
-    mixed: bool = False
+    products: str = "auto"
 
     def __post_init__(self) -> None:
         find(self.logdet, Side.ABOVE)
@@ -64,7 +65,9 @@ class CGLB(Method, name="cglb"):
 
     @property
     def solver(self) -> Solver:
-        return Solver(self.cg_tolerance, self.cg_max_steps, self.precondition, self.mixed, self.jitter)
+        return Solver(
+            self.cg_tolerance, self.cg_max_steps, self.precondition, self.products, self.jitter
+        )
 
     @property
     def in_training(self) -> CGLB:

@@ -32,6 +32,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cglb.bounds.terms import BoundTerms
+from cglb.compute import shards
 from cglb.core.errors import NystromError
 from cglb.core.validation import boundary
 from cglb.linalg import inducing, row_noise
@@ -198,7 +199,7 @@ def _probes(
 @jax.jit
 def _root(factors: Nystrom, epsilon: Array) -> Array:
     m = factors.m
-    return jnp.sqrt(factors.noise) * (factors.At @ epsilon[:m] + epsilon[m:])
+    return jnp.sqrt(factors.noise) * (shards.expand(factors.At, epsilon[:m]) + epsilon[m:])
 
 
 def gradient(system: System, found: Draw, y: Float[Array, " n"]) -> GP:

@@ -13,6 +13,7 @@ from jaxtyping import Array
 from cglb.bounds.logdet import LogdetBound, Side, find
 from cglb.bounds.terms import BoundTerms
 from cglb.compute.backend import one_program
+from cglb.core.precision import everywhere
 from cglb.linalg.blocks import Neighbours
 from cglb.linalg.nystrom import Nystrom
 from cglb.linalg.system import System
@@ -65,7 +66,9 @@ def value_and_gradient(
         system: the model, the rows and the factors of Q̂.
         operands: what else the bound needs, such as the targets.
     """
-    return _value_and_gradient(bound, system.gp, system.X, system.Z, system.nystrom, operands)
+    return everywhere(
+        _value_and_gradient(bound, system.gp, system.X, system.Z, system.nystrom, operands)
+    )
 
 
 @one_program

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from cglb.bounds.certificate import Evidence
+from cglb.bounds.interval import Evidence
 from cglb.data.table import Kind
 from cglb.diagnostics import Climb, Dependence, Held, calibration
 from cglb.page.svg import Chart, bars, number

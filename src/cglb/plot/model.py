@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cglb.bounds.certificate import Evidence
+from cglb.bounds.interval import Evidence
 from cglb.diagnostics import Climb, climbs
 from cglb.plot.base import BLUE, GREY, Display
 from cglb.regressor import GPRegressor

@@ -14,7 +14,8 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from cglb.bounds.certificate import Certificate, Evidence, certify_at, estimate_at
+from cglb.bounds.certificate import Certificate
+from cglb.bounds.interval import Evidence, certify_at, estimate_at
 from cglb.core.precision import float64, to_numpy
 from cglb.data.encoding import Encoding
 from cglb.data.intake import take_new

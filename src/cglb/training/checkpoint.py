@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -10,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from cglb.compute import processes
 from cglb.compute.parallel import cores
 from cglb.core.errors import StoreError
 from cglb.io import tensorfile
 
 __all__ = ["Checkpoint", "Snapshot"]
 
-KIND, VERSION = "checkpoint", 5
+KIND, VERSION = "checkpoint", 6
 Snapshot = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
@@ -39,19 +41,39 @@ class Checkpoint:
         )  # the first step is saved, so that an interrupted fit leaves a file
 
     def load(self) -> Snapshot | None:
-        """The last snapshot, or None if there is none yet."""
-        if self.path is None or not self.path.exists():
+        """The last snapshot, or None if there is none yet.
+
+        Of several processes the first one reads the file for all.
+        """
+        if self.path is None:
             return None
-        document, arrays = tensorfile.read(self.path, KIND, VERSION)
+        if processes.count() > 1:
+            return self._from_first()
+        if not self.path.exists():
+            return None
+        return self._checked(*tensorfile.read(self.path, KIND, VERSION))
+
+    def _from_first(self) -> Snapshot | None:
+        assert self.path is not None
+        here = processes.is_first() and self.path.exists()
+        content = processes.from_first(self.path.read_bytes() if here else None)
+        if content is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder, self.path.name)
+            copy.write_bytes(content)
+            return self._checked(*tensorfile.read(copy, KIND, VERSION))
+
+    def _checked(self, document: dict[str, Any], arrays: dict[str, np.ndarray]) -> Snapshot:
         if document.pop("fingerprint", None) != self.fingerprint:
             raise StoreError(
                 f"{self.path} is the checkpoint of another fit: its data, start or settings differ. "
                 "Give another path, or delete it to start again."
             )
-        saved_on, here = document.pop("cores", None), len(cores())
+        saved_on, here = document.pop("cores", None), _lanes()
         if saved_on is not None and saved_on != here:
             warnings.warn(
-                f"{self.path} was written on {saved_on} cores, and this process has {here}. The fit "
+                f"{self.path} was written on {saved_on} cores, and this run has {here}. The fit "
                 "resumes, but sums are split among the cores: its result will differ by rounding from "
                 "that of a fit that was not interrupted.",
                 stacklevel=2,
@@ -65,10 +87,10 @@ class Checkpoint:
 
     def save(self, snapshot: Callable[[], Snapshot]) -> None:
         """Save now. Where that is impossible the last file stays, and training is worth more than it."""
-        if self.path is None:
+        if self.path is None or not processes.is_first():
             return
         document, arrays = snapshot()
-        document = {**document, "fingerprint": self.fingerprint, "cores": len(cores())}
+        document = {**document, "fingerprint": self.fingerprint, "cores": _lanes()}
         try:
             tensorfile.write(self.path, KIND, VERSION, document, arrays)
         except OSError as error:
@@ -78,3 +100,8 @@ class Checkpoint:
                 stacklevel=2,
             )
         self._saved_at = time.monotonic()
+
+
+def _lanes() -> int:
+    """The cores that sums are split among: those of all processes."""
+    return len(cores()) * processes.count()

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cglb.compute import processes
+
 __all__ = ["Clock", "now"]
 
 # the time in seconds, from an arbitrary origin
@@ -32,7 +34,7 @@ class Clock:
 
     def expired(self, share: float = 1.0) -> bool:
         """Whether this share of the limit is over."""
-        return self.limit is not None and self.seconds >= share * self.limit
+        return self.limit is not None and processes.agreed(self.seconds >= share * self.limit)
 
     def add(self, seconds: float) -> None:
         """Count seconds of earlier work."""

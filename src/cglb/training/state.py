@@ -410,6 +410,7 @@ class State:
             stage=self.stage,
             round=self.number,
             rows=self.problem.rows(self.stage),
+            extra=self._stage.extra,
             method=self._stage.method.name,
             logdet_bound=self._prepared.label,
             cg_steps_by_evaluation=None if found.cg_stop is None else taken,

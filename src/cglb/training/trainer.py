@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cglb import methods
+from cglb.compute import processes
 from cglb.core.errors import StoreError
 from cglb.core.validation import boundary
 from cglb.io.lock import exclusive
@@ -93,7 +94,10 @@ def train(
     problem = Problem(X, y, row_noise, Z, check_stages(stages), parameters, asked)
     store = Checkpoint(checkpoint, asked.checkpoint_seconds, problem.fingerprint(gp))
     state = State(problem, Clock(asked.max_seconds), problem.flatten(0, gp))
-    with exclusive(store.path):
+    limits = f"max_steps={asked.max_steps}, max_seconds={asked.max_seconds}"
+    processes.check_same("data and settings of a fit", f"{limits}, {store.fingerprint}")
+    advice = f"{store.path} has the last steps: start again to resume. " if store.path else ""
+    with exclusive(store.path if processes.is_first() else None), processes.guarded(advice):
         if (saved := store.load()) is not None:
             _restore(state, saved, store)
         return _run(state, store, callback, progress)
@@ -115,7 +119,7 @@ def _restore(state: State, saved: Snapshot, store: Checkpoint) -> None:
 
 def _run(state: State, store: Checkpoint, callback: Callback | None, progress: bool) -> Fit:
     """Advance until the end; after each step show it, save it and ask the callback."""
-    with reporter(progress, state.problem.options.max_steps) as report:
+    with reporter(progress and processes.is_first(), state.problem.options.max_steps) as report:
 
         def on_step(row: HistoryRow) -> bool:
             report(row, state.extra)
@@ -123,7 +127,7 @@ def _run(state: State, store: Checkpoint, callback: Callback | None, progress: b
             if callback is None:
                 return False
             with state.clock.paused():
-                return bool(callback(row, state.fit))
+                return processes.agreed(bool(callback(row, state.fit)))
 
         while state.ending is None:
             with state.clock.running():

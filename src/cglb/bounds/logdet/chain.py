@@ -31,6 +31,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from cglb.bounds.logdet.base import LogdetBound
+from cglb.compute import shards
+from cglb.compute.shards import Tall
 from cglb.linalg.blocks import BLOCK, NEIGHBOURS, Blocks, find_blocks
 from cglb.linalg.rounding import Rounding, gamma
 from cglb.linalg.vecchia import chain_logdet
@@ -129,8 +131,8 @@ class Chain(LogdetBound):
 
 
 @partial(jax.jit, static_argnums=0)
-def _with_first(m: int, At: Array, G: Array, price: Array) -> tuple[Array, Array]:
+def _with_first(m: int, At: Tall, G: Array, price: Array) -> tuple[Tall, Array]:
     """The first m columns of Aᵀ, and the price less log|I + A₂A₂ᵀ| of the others."""
     others = G[m:, m:]
     LB = jnp.linalg.cholesky(lax.stop_gradient(others) + jnp.eye(others.shape[0], dtype=G.dtype))
-    return At[:, :m], price - jnp.asarray(logdet_plus_identity(others, LB))
+    return shards.columns(At, 0, m), price - jnp.asarray(logdet_plus_identity(others, LB))

@@ -21,6 +21,8 @@ from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float
 
 from cglb.bounds.logdet.base import LogdetBound, Side
+from cglb.compute import shards
+from cglb.compute.shards import Tall
 from cglb.linalg.operator import KernelOperator
 from cglb.linalg.rounding import Rounding, gamma
 from cglb.linalg.view import View
@@ -68,16 +70,20 @@ def residual_moments(view: View) -> tuple[Float[Array, ""], Float[Array, ""]]:
     T has the eigenvalues of M.
     """
     operator = KernelOperator(view.kernel, view.noise, view.X)
-    Ht, diagonal = _right_factor(view, operator @ view.rows)
+    Ht, diagonal = _right_factor(view, shards.by_columns(operator.__matmul__, view.rows))
     off_diagonal = operator.trace_of_square(view.rows, Ht)
     return jnp.sum(diagonal), jnp.sum(diagonal * diagonal) + off_diagonal
 
 
 @jax.jit
-def _right_factor(view: View, K_hat_At: Array) -> tuple[Array, Array]:
+def _right_factor(view: View, K_hat_At: Tall) -> tuple[Tall, Array]:
     """(Hᵀ, diag T)."""
     # factor I + G again: the factor in the view is held fixed, and this one is differentiated
     LB = jnp.linalg.cholesky(view.G + jnp.eye(view.m, dtype=view.G.dtype))
-    AE = (K_hat_At - view.noise * (view.rows + view.rows @ view.G)).T  # ((K̂ − Q̂)Aᵀ)ᵀ
-    Ht = view.rows + cho_solve((LB, True), AE).T / view.noise
-    return Ht, view.kernel.diag(view.X) / view.noise - jnp.sum(view.rows * Ht, axis=1)
+
+    def rows(At: Array, K_hat_At: Array, G: Array, LB: Array, noise: Array) -> Array:
+        AE = (K_hat_At - noise * (At + At @ G)).T  # ((K̂ − Q̂)Aᵀ)ᵀ
+        return At + cho_solve((LB, True), AE).T / noise
+
+    Ht = shards.map_rows(rows, (view.rows, K_hat_At), view.G, LB, view.noise)
+    return Ht, view.kernel.diag(view.X) / view.noise - shards.row_products(view.rows, Ht)

@@ -1,0 +1,76 @@
+"""Pivoted Cholesky where the rows are split among the devices of a mesh."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from cglb.compute.mesh import run_on
+from cglb.compute.shards import AXIS, REPLICATED, SPLIT, pad_to
+from cglb.kernels.base import Kernel
+
+__all__ = ["pivots"]
+
+
+def pivots(
+    mesh: jax.sharding.Mesh,
+    m: int,
+    first_stage: int,
+    tiny: float,
+    kernel: Kernel,
+    X: Float[Array, "n d"],
+) -> tuple[Array, Array]:
+    """Pivots [m] and their conditional variances [m], as `inducing.pivots`: O(nm/P) memory per device.
+
+    Each device proposes its best row; one collective per pivot decides.
+
+    Args:
+        mesh: the devices.
+        m: the number of pivots.
+        first_stage: columns of the factor in the first stage.
+        tiny: avoids a division by 0.
+        kernel: k.
+        X: inputs.
+    """
+    n = X.shape[0]
+    rows = pad_to(-(-n // mesh.size) * mesh.size, X, "edge")
+    specs = ((REPLICATED, SPLIT), (REPLICATED, REPLICATED))
+    return run_on(mesh, _share, (m, n, first_stage, tiny), specs, kernel, rows)
+
+
+def _share(
+    m: int, n: int, first_stage: int, tiny: float, kernel: Kernel, X: Array
+) -> tuple[Array, Array]:
+    share, d = X.shape
+    first = lax.axis_index(AXIS) * share
+    # rows of padding are never chosen, as rows that were chosen before
+    diag = jnp.where(first + jnp.arange(share) < n, kernel.diag(X), -jnp.inf)
+    C = jnp.zeros((0, share), dtype=X.dtype)
+    chosen, variances = [], []
+    start = 0
+    while start < m:
+        stop = min(m, max(first_stage, 2 * start))
+        C = jnp.concatenate([C, jnp.zeros((stop - start, share), dtype=X.dtype)])
+
+        def step(state: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], tuple]:
+            C, diag = state
+            own = jnp.argmax(diag)
+            place = (first + own).astype(X.dtype)  # exact up to 2⁵³ rows
+            proposal = jnp.concatenate([jnp.stack([diag[own], place]), X[own], C[:, own]])
+            proposals = lax.all_gather(proposal, AXIS)
+            best = proposals[jnp.argmax(proposals[:, 0])]  # of equal ones that with the lowest number
+            variance, pivot = best[0], best[1].astype(jnp.int32)
+            column = kernel(X, best[None, 2 : 2 + d])[:, 0]
+            column = (column - best[2 + d :] @ C) / jnp.sqrt(jnp.maximum(variance, tiny))
+            C = lax.dynamic_update_slice_in_dim(C, column[None, :], t, axis=0)
+            lowered = jnp.maximum(diag - column * column, 0.0)
+            mine = first + jnp.arange(share) == pivot
+            return (C, jnp.where(jnp.isneginf(diag) | mine, -jnp.inf, lowered)), (pivot, variance)
+
+        (C, diag), (p, s) = lax.scan(step, (C, diag), jnp.arange(start, stop))
+        chosen.append(p)
+        variances.append(s)
+        start = stop
+    return jnp.concatenate(chosen), jnp.concatenate(variances)

@@ -86,7 +86,7 @@ def hard_problem():
 
 def test_step_limit_is_reported_and_the_bound_stays_valid():
     gp, X, y, Z = hard_problem()
-    solution = cglb.solve(gp, X, y, Z, tolerance=1e-6, max_steps=3)
+    solution = cglb.solve(gp, X, y, Z, tolerance=1e-6, max_steps=3, precondition="nystrom")
     assert solution.stop is Stop.STEP_LIMIT
     assert solution.steps == 3
     assert solution.slack > 1e-6

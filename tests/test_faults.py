@@ -242,7 +242,7 @@ def test_a_small_file_of_a_huge_table_is_refused_early(monkeypatch):
 
 
 def test_a_garbage_line_ends_one_run_and_names_its_file(tmp_path):
-    specs = plan(["yacht", "energy"], parse_methods("cglb-64"), [0], Budget(2))
+    specs = plan(["yacht", "energy"], parse_methods("cglb-64"), [0])
     good, bad = (runs.Run(tmp_path, spec) for spec in specs)
     for run in (good, bad):
         run.register(Budget(2))

@@ -1,5 +1,7 @@
 """Optimisers: as good as SciPy's, and resumed from their arrays to the bit."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import problems
@@ -175,5 +177,36 @@ def test_curvature_of_a_function_serves_for_a_multiple_of_it():
         state = optimiser.step(state, times(1.0))
     x = np.array([0.3, -0.2, 0.1])
     same = optimiser.step(optimiser.begin(times(1.0)(x, 0), state), times(1.0))
-    scaled = optimiser.begin(times(7.0)(x, 0), optimiser.scaled(state, 7.0))
+    scaled = optimiser.begin(times(7.0)(x, 0), optimiser.scaled(state, 7.0, np.ones(3, dtype=bool)))
     np.testing.assert_allclose(optimiser.step(scaled, times(7.0)).point.x, same.point.x, rtol=1e-9)
+
+
+def test_nothing_is_remembered_of_entries_that_mean_something_else():
+    """Pairs keep their other entries, and those without curvature there are dropped."""
+    S, Y = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), np.array([[2.0, 0.0], [0.0, 3.0], [2.0, 3.0]])
+    state = replace(LBFGS().begin(Point(np.zeros(2), 0.0, np.ones(2))), S=S, Y=Y)
+    kept = LBFGS().scaled(state, 10.0, np.array([True, False]))
+    np.testing.assert_array_equal(kept.S, [[1.0, 0.0], [1.0, 0.0]])
+    np.testing.assert_array_equal(kept.Y, [[20.0, 0.0], [20.0, 0.0]])
+
+
+def test_a_step_that_promises_too_little_is_not_taken():
+    """−½xᵀAx gains ½gᵀA⁻¹g at most: what is left at the end is less than `worth`, and 0 evaluations are
+    spent on finding out."""
+    A = np.diag([1.0, 10.0, 100.0])
+    calls = []
+
+    def evaluate(x, _draw):
+        calls.append(x)
+        return Point(x, -0.5 * float(x @ A @ x), -A @ x)
+
+    optimiser = LBFGS(worth=0.01)
+    state = optimiser.begin(evaluate(np.ones(3), 0))
+    for _ in range(50):
+        before, found = len(calls), optimiser.step(state, evaluate)
+        if isinstance(found, Ending):
+            break
+        state = found
+    assert found is Ending.CONVERGED
+    assert len(calls) == before
+    assert -0.1 < state.point.value < -1e-12

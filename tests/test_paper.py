@@ -133,15 +133,9 @@ def test_the_program_reports_mistakes_in_one_line(monkeypatch, capsys, tmp_path)
 
 def test_what_does_not_change_the_path_does_not_change_the_name():
     def names(kind, **settings):
-        budget = settings.pop("budget", Budget(10))
-        return [one.name for one in spec.plan(["pol"], [Method.parse(kind)], [0, 1], budget, **settings)]
+        return [one.name for one in spec.plan(["pol"], [Method.parse(kind)], [0, 1], **settings)]
 
     assert len(set(names("cglb-8"))) == 2
-    for kind in ("exact", "sgpr-8", "cglb-8"):
-        assert names(kind, budget=Budget(99, 1.0)) == names(kind)
-    # the chain's stages end at shares of the steps
-    assert names("chain-8", budget=Budget(10, 1.0)) == names("chain-8")
-    assert names("chain-8", budget=Budget(11)) != names("chain-8")
     assert names("exact", steps_per_round=7, optimize_inducing=True) == names("exact")
     joint = names("cglb-8", optimize_inducing=True)
     assert joint == names("cglb-8", optimize_inducing=True, steps_per_round=7) != names("cglb-8")
@@ -149,7 +143,7 @@ def test_what_does_not_change_the_path_does_not_change_the_name():
 
 
 def test_a_spec_comes_back_from_json():
-    one = Spec("pol", 3, Method.parse("iterative-lr0.01-floor1e-6"), 0.64, 7, True, 20)
+    one = Spec("pol", 3, Method.parse("iterative-lr0.01-floor1e-6"), 0.64, 7, True)
     assert Spec.from_json(json.loads(json.dumps(one.to_json()))) == one
     assert one.name.startswith("pol-split3-iterative-lr0.01-floor1e-06-")
 
@@ -214,7 +208,8 @@ def test_a_run_from_nothing_to_a_table(store):
     found = {run.spec.method.kind: run.metrics() for run in runs.find(store)}
     assert set(found) == {"sgpr", "chain", "exact"}
     for metrics in found.values():
-        assert (metrics["n"], metrics["n_test"], metrics["steps"]) == (295, 147, STEPS)
+        assert (metrics["n"], metrics["n_test"]) == (295, 147)
+        assert metrics["steps"] - metrics["extra_steps"] == STEPS
         assert 0.5 < metrics["rmse"] < 1.0
         assert 0.8 < metrics["coverage"] <= 1.0
         assert metrics["bound"] <= metrics["cholesky"]["lml"] + 1e-6
@@ -279,7 +274,7 @@ def test_a_finished_run_is_read_from_the_store(store, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
     result = run_command(store)
     assert result.exit_code == 0
-    assert result.output.count("6 steps") == 3
+    assert result.output.count(" steps in ") == 3
     assert run_command(store, methods="sgpr-16,exact", steps=4).exit_code == 0  # has more than is asked
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
@@ -349,7 +344,7 @@ def test_steps_on_a_part_of_the_rows_survive_a_kill_and_come_on_top_of_the_budge
     options = Options(Budget(STEPS), evaluate_every=0, cholesky=False)
     whole = Run(tmp_path / "whole", one)
     metrics = execute.execute(whole, options)
-    part = metrics["steps_on_part"]
+    part = metrics["extra_steps"]
     assert 4 < part <= 20
     assert metrics["steps"] == part + STEPS
     assert runs.is_complete(metrics, Budget(STEPS), cholesky=False)
@@ -467,12 +462,12 @@ def test_a_killed_worker_does_not_lose_the_others(tmp_path):
     thread.join()
     assert len(trouble) == 1
     assert "signal 9" in trouble[0]
-    assert wanted[1].metrics()["steps"] == 2
+    assert wanted[1].metrics()["steps"] - wanted[1].metrics()["extra_steps"] == 2
     assert wanted[1].metrics()["machine"]["cores"] == len(workers.shares(2)[1])
     # the other worker may have come by when the run was free again
     assert runs.look(wanted[0]).phase in ("waiting", "stopped", "done")
     execute.work(wanted, options)
-    assert [run.metrics()["steps"] for run in wanted] == [2, 2]
+    assert [run.metrics()["steps"] - run.metrics()["extra_steps"] for run in wanted] == [2, 2]
 
 
 # ---- stores made by hand ----
@@ -566,16 +561,63 @@ def test_bounds_out_of_order_are_shown(tmp_path):
 
 def test_what_is_not_alike_is_not_averaged(tmp_path):
     method = Method.parse("chain-8")
-    handmade(tmp_path, Spec("wine", 0, method, stage_steps=40), stage="chain(block=64)")
-    handmade(tmp_path, Spec("wine", 0, method, stage_steps=60), steps=31)  # cut off in an early stage
-    handmade(tmp_path, Spec("wine", 0, method, 0.5, stage_steps=40), stage="chain(block=64)")
+    handmade(tmp_path, Spec("wine", 0, method), steps=31)  # cut off in an early stage
+    handmade(tmp_path, Spec("wine", 0, method, 0.5), stage="chain(block=64)")
     found = table.make(runs.find(tmp_path))
-    assert [row.splits for row in found.rows] == [1, 1, 1]
-    assert [row.variant for row in found.rows] == ["", "", "0.5 for training"]
+    assert [row.splits for row in found.rows] == [1, 1]
+    assert [row.variant for row in found.rows] == ["", "0.5 for training"]
     early = [note for note in found.notes if "before the stage with its own bound" in note]
     assert len(early) == 1
     assert "31 steps" in early[0]
     assert "amgm" in early[0]
+
+
+def test_the_report_says_what_the_runs_hold_and_a_copy_gives_the_same_one(tmp_path):
+    store, copy = tmp_path / "store", tmp_path / "copy"
+    order = {"sgpr": -9.0, "cglb": -8.0, "chain": -7.0, "exact": -7.0}
+    for split in range(3):
+        handmade(store, Spec("pol", split, Method.parse("exact")), bound=30.0, stage=None)
+        for name, rmse in (("chain-8", 0.05), ("cglb-1024", 0.3 + 0.1 * split)):
+            one = Spec("pol", split, Method.parse(name))
+            handmade(store, one, bound=split, rmse=rmse, order=order, stage=LAST[name])
+    Run(store, Spec("pol", 3, Method.parse("exact"))).register(Budget(2))  # no result yet
+    assert command("report", "--store", store).exit_code == 0
+    text = (store / "report" / "results.md").read_text()
+    # 20 nats above the bound by Cholesky, exact training 30: medians over the splits
+    assert "| pol | chain-8 | 3 | 0 | 1 [0, 2] | 21 | 9 | -0.950 [-0.950, -0.950] |" in text
+    assert (
+        "| pol | cglb-1024 | 3 | 0 | 1 [0, 2] (7251) | 21 (8694) | 9 | -0.600 [-0.650, -0.550]" in text
+    )
+    assert "CGLB-4096 in NLPD on 0 of\n1 data sets" in text
+    assert "holds in 6 of 6 runs" in text
+    assert "![CG steps per evaluation: pol](figures/pol-cg-steps.png)" in text
+    assert (store / "report" / "figures" / "pol-cg-steps.png").exists()
+
+    assert "9 finished runs" in command("export", "--store", store, "--output", copy).output
+    assert command("report", "--store", copy, "--output", tmp_path / "again").exit_code == 0
+    assert (tmp_path / "again" / "results.md").read_text() == text
+    assert not list(copy.rglob("checkpoint*"))
+
+
+LAST = {"chain-8": "chain(block=64)", "cglb-1024": "amgm"}
+
+
+def test_a_run_ends_when_twenty_steps_gain_too_little(tmp_path):
+    run = handmade(tmp_path, SGPR, 40)  # which gains 1 nat per step
+    assert not execute._gained_little(run, 0.0, 1000)
+    assert not execute._gained_little(run, 20.0, 1000)
+    assert execute._gained_little(run, 20.1, 1000)
+    assert not execute._gained_little(run, 20.1, 999)  # those steps were on other rows
+    with pytest.raises(ValueError, match="negative, found -1"):
+        Budget(gain=-1)
+
+
+def test_exact_training_on_many_rows_begins_where_the_chain_ends():
+    assert execute._stages(Method("exact"), 500) is None
+    assert execute._stages(Method("chain", 8), 20_000) is None
+    *_, before, last = execute._stages(Method("exact"), 20_000)
+    assert (before.method.logdet, before.rows) == ("chain", None)
+    assert (type(last.method), last.rows, last.start) == (cglb.Exact, None, None)
 
 
 def test_the_reference_is_table_1():

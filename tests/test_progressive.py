@@ -12,7 +12,17 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 import cglb
 from cglb import CGLB, SGPR, Exact
-from cglb.methods.stages import EXACT_ROWS, GIVEN, GROWTH, SEARCH_FLOOR, STARTS, Start, progressive
+from cglb.methods.stages import (
+    EXACT_ROWS,
+    GIVEN,
+    GROWTH,
+    SEARCH_FLOOR,
+    STARTS,
+    Stage,
+    Start,
+    progressive,
+)
+from cglb.optimisers.lbfgs import LBFGS
 from cglb.training.options import Options, default_stages
 
 
@@ -48,7 +58,8 @@ def test_stages_grow_from_few_rows_to_all_and_are_exact_on_few(n):
         assert stage.rows is None or n >= GROWTH * size
         assert isinstance(stage.method, Exact) == (size <= EXACT_ROWS)
         assert stage.extra
-        assert stage.noise_floor == (SEARCH_FLOOR if stage.rows else 0.0)
+        few = stage.rows is not None and size <= EXACT_ROWS
+        assert stage.noise_floor == (SEARCH_FLOOR if few else 0.0)
 
 
 def test_a_method_with_stages_of_its_own_keeps_them():
@@ -128,6 +139,8 @@ def test_inherited_curvature_saves_evaluations_and_ends_at_the_same_optimum():
     X, y = toy(90, 0)
     stages = progressive(Exact(), 90, (20, 40), Exact, (Start(1.0),))
     assert [stage.inherits for stage in stages] == [False, False, True]
+    # with as many steps before the last stage as they need to know the curvature
+    stages = tuple(replace(stage, optimiser=LBFGS()) for stage in stages)
     alone = (*stages[:-1], replace(stages[-1], inherits=False))
     found, other = (cglb.train(start(), X, y, Exact(), stages=one) for one in (stages, alone))
     assert found.evaluations < other.evaluations
@@ -263,3 +276,23 @@ def test_rows_of_a_bucket_share_their_programs(method):
             for row in (94, 95):
                 second.update(X[row : row + 1], y[row : row + 1]).predict(X[:2], return_std=True)
     assert programs == []
+
+
+# ---- where a floor has held the noise up ----
+
+
+def test_a_stage_begins_with_less_noise_where_a_floor_held_it_up_and_the_data_have_less():
+    """Two stages of one step each: without a probe the second would begin at the floor of the first."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1.0, 1.0, size=(60, 1))
+    y = np.sin(3.0 * X[:, 0])
+    gp = cglb.GP(cglb.Matern32(np.ones(1)), np.asarray(1e-3))
+    few = Stage(Exact(), rows=30, steps=1, extra=True, noise_floor=1e-3)
+    all_rows = Stage(CGLB(), steps=1)
+    free = cglb.train(gp, X, y, stages=(few, all_rows), num_inducing=20, floor=1e-6)
+    held = cglb.train(
+        gp, X, y, stages=(few, replace(all_rows, noise_floor=1e-3)), num_inducing=20, floor=1e-6
+    )
+    assert float(held.gp.noise) >= 1e-3
+    assert float(free.gp.noise) < 2e-4
+    assert free.bound > held.bound

@@ -185,7 +185,7 @@ class _Stores(_Files):
 
     def __init__(self, folder: Path):
         self.root, self.kept = folder / "store", folder / "kept"
-        specs = plan(["yacht", "energy"], parse_methods("cglb-64"), [0], Budget(2))
+        specs = plan(["yacht", "energy"], parse_methods("cglb-64"), [0])
         self.runs = [runs.Run(self.root, spec) for spec in specs]
         for run in self.runs:
             run.register(Budget(2))

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cglb.core.cache import use_compilation_cache
 from cglb.data import datasets
-from cglb.experiments import figures, runs, spec, table
+from cglb.experiments import export, figures, report, runs, spec, table
 from cglb.experiments.execute import Options, work
 from cglb.experiments.watch import status_table, summary_line, watching
 from cglb.experiments.workers import run_workers
@@ -68,6 +68,12 @@ def paper_run(
     cholesky: Annotated[
         bool, typer.Option(help="Exact values by Cholesky at the learned hyperparameters: 8n² bytes.")
     ] = True,
+    gain: Annotated[
+        float,
+        typer.Option(
+            help=f"Stop when {spec.GAIN_STEPS} steps gained fewer nats; 0: only by training's own test."
+        ),
+    ] = 0.0,
     workers: Annotated[int, typer.Option(help="Number of processes, which share the cores.")] = 1,
     store: Store = HERE,
 ) -> None:
@@ -75,12 +81,11 @@ def paper_run(
     same command resumes."""
     if workers < 1 or splits < 1:
         raise ValueError(f"--workers and --splits must be at least 1, found {workers} and {splits}.")
-    options = Options(spec.Budget(max_steps, max_minutes), evaluate_every, exact_every, cholesky)
+    options = Options(spec.Budget(max_steps, max_minutes, gain), evaluate_every, exact_every, cholesky)
     specs = spec.plan(
         spec.parse_data(data),
         spec.parse_methods(methods),
         range(splits) if split is None else [split],
-        options.budget,
         fraction=fraction,
         steps_per_round=steps_per_round,
         optimize_inducing=optimize_inducing,
@@ -154,6 +159,27 @@ def paper_figures(
     """Draw every figure of the paper for which the runs hold results, as SVG and PNG."""
     for path in figures.draw(_runs(store), output or store / "figures"):
         print(path)
+
+
+@paper.command("report")
+def paper_report(
+    output: Annotated[
+        Path | None, typer.Option(help='A folder; by default "report" in the store.')
+    ] = None,
+    store: Store = HERE,
+) -> None:
+    """Write one page with all results, results.md, and its figures."""
+    print(report.write(_runs(store), output or store / "report"))
+
+
+@paper.command("export")
+def paper_export(
+    output: Annotated[Path, typer.Option(help="The folder of the copy.")],
+    store: Store = HERE,
+) -> None:
+    """Copy the finished runs of a store without checkpoints, small enough to be kept with code."""
+    written = export.export(_runs(store), output)
+    print(f"{len(written)} finished runs in {output}.")
 
 
 def _runs(store: Path) -> list[runs.Run]:

@@ -26,7 +26,7 @@ __all__ = ["Factor", "InPlaceFactor", "Slopes", "XLAFactor"]
 
 # Rows up to which BLAS gets one thread: its threads wait for each other in a loop, which costs more than
 # they gain, and a hundred times as much if another process has one of the cores.
-ONE_THREAD = 400
+ONE_THREAD = 1000
 
 Matrix = Float[Array, "n k"] | Float[np.ndarray, "n k"]
 Vector = Float[Array, " n"] | Float[np.ndarray, " n"]

@@ -16,18 +16,23 @@ from cglb.data import datasets
 from cglb.data.datasets import Split
 from cglb.experiments import machine, score
 from cglb.experiments.runs import Run, cg_steps, is_complete
-from cglb.experiments.spec import Budget, Spec
+from cglb.experiments.spec import GAIN_STEPS, KINDS, Budget, Method, Spec
 from cglb.kernels import Matern32
+from cglb.methods import Exact
+from cglb.methods.stages import EXACT_ROWS, Stage, progressive
 from cglb.model import GP
-from cglb.training.free import SOFTPLUS
 from cglb.training.history import Fit
-from cglb.training.options import Schedule
+from cglb.training.options import PARTS
 from cglb.training.trainer import train
 
 __all__ = ["Options", "execute", "load", "work"]
 
 # a joint fit remembers 50 pairs of vectors as large as Z, so its checkpoints are large
 CHECKPOINT_SECONDS = {False: 30.0, True: 300.0}
+# nats that five steps of an exact fit of many rows must gain
+EXACT_GAIN = 0.5
+# inducing points of the chain that prepares an exact fit of many rows
+CHAIN_POINTS = 512
 # up to here LAPACK's threads gain nothing, and on a busy machine they wait for each other
 FEW_ROWS = 2048
 
@@ -126,7 +131,7 @@ def _learn_and_score_on(run: Run, split: Split, options: Options) -> dict[str, A
         "d": split.X_train.shape[1],
         "m": None if fit.Z is None else len(fit.Z),
         "steps": last["step"],
-        "steps_on_part": run.steps_on_part(),
+        "extra_steps": run.extra_steps(),
         "stop": fit.stop.value,
         "message": fit.message,
         "bound": fit.bound,
@@ -145,7 +150,7 @@ def _learn_and_score_on(run: Run, split: Split, options: Options) -> dict[str, A
     }
 
 
-def _learn(run: Run, split: Split, options: Options, callback: Callable[..., None]) -> Fit:
+def _learn(run: Run, split: Split, options: Options, callback: Callable[..., bool]) -> Fit:
     """Train from the paper's starting point: all hyperparameters 1, mean 0."""
     spec, method = run.spec, run.spec.method
     return train(
@@ -153,33 +158,51 @@ def _learn(run: Run, split: Split, options: Options, callback: Callable[..., Non
         split.X_train,
         split.y_train,
         method.trained,
+        stages=_stages(method, len(split.y_train)),
         callback=callback,
         checkpoint=run.checkpoint,
         checkpoint_seconds=CHECKPOINT_SECONDS[spec.optimize_inducing],
-        num_inducing=method.num_inducing or 1,
+        num_inducing=method.num_inducing or CHAIN_POINTS,
         enough=0.0,
         optimize_inducing=spec.optimize_inducing,
         steps_per_round=spec.steps_per_round,
         max_steps=options.budget.max_steps,
         max_seconds=options.budget.max_seconds,
         floor=method.noise_floor,
-        schedule=Schedule.DIRECT,
-        transform=SOFTPLUS.name,
         seed=spec.split,
+        **KINDS[method.kind].settings,
     )
 
 
-def _on_step(run: Run, split: Split, options: Options) -> Callable[..., None]:
+def _stages(method: Method, n: int) -> tuple[Stage, ...] | None:
+    """Exact training on many rows begins where the chain ends, since each of its steps takes n³ flops;
+    otherwise None, for the stages of the schedule."""
+    if not isinstance(method.trained, Exact) or n <= EXACT_ROWS:
+        return None
+    before = progressive(KINDS["chain"].method, n, PARTS, Exact)
+    return (*before, Stage(method.trained, inherits=True, gain=EXACT_GAIN))
+
+
+def _on_step(run: Run, split: Split, options: Options) -> Callable[..., bool]:
     """The callback for each step; its time does not count as training time."""
 
-    def on_step(row: Mapping[str, Any], current: Callable[[], Fit]) -> None:
+    def on_step(row: Mapping[str, Any], current: Callable[[], Fit]) -> bool:
         run.append("history", row)
         exact = options.cholesky and _due(row["step"], options.exact_every)
         if exact or _due(row["step"], options.evaluate_every):
             found = score.at_interval(run.spec.method, current(), split, exact)
             run.append("scores", _score_row(row, found))
+        return _gained_little(run, options.budget.gain, len(split.y_train))
 
     return on_step
+
+
+def _gained_little(run: Run, gain: float, n: int) -> bool:
+    """Whether the last steps on all n rows gained fewer nats than they must."""
+    if gain == 0.0:
+        return False
+    bounds = [row["bound"] for row in run.recent() if row["rows"] == n]
+    return len(bounds) > GAIN_STEPS and bounds[-1] - bounds[-1 - GAIN_STEPS] < gain
 
 
 def _due(step: int, every: int) -> bool:

@@ -111,21 +111,19 @@ def draw(runs: Iterable[Run], folder: Path) -> list[Path]:
 
 
 def _series(runs: list[Run]) -> list[Series]:
-    groups: dict[tuple[str, str, str, int], list[Run]] = {}
+    groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         groups.setdefault(run.spec.group, []).append(run)
     keys = sorted(groups, key=lambda key: row_key(*key))
     series = []
     for number, key in enumerate(keys):
-        _, method, variant, stage_steps = key
+        _, method, variant = key
         style = {
             "color": COLOURS[number % len(COLOURS)],
             "linestyle": LINES[number % len(LINES)],
             "marker": MARKERS[number % len(MARKERS)],
         }
         label = f"{method} ({variant})" if variant else method
-        if sum(other[1:3] == key[1:3] for other in keys) > 1:
-            label += f" in {stage_steps} steps"
         series.append(Series(label, groups[key][0].spec.method.kind, groups[key], style))
     return series
 

@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ except ImportError:  # not on Windows
 
 __all__ = ["Run", "State", "cg_steps", "find", "is_complete", "look"]
 
-RECENT_BYTES = 1 << 16
+RECENT_BYTES = 1 << 17
 LOCK_SECONDS = 0.5
 
 
@@ -88,15 +87,9 @@ class Run:
         """The last rows of `history`, without reading the whole file."""
         return read_rows(self.folder / "history.jsonl", RECENT_BYTES)
 
-    def steps_on_part(self) -> int:
-        """Steps on a part of the rows that the budget does not count: those of `extra` stages."""
-        rows = self.recent()
-        stages = self.spec.method.trained.stages(n=3, part=1, joint=False)
-        if not rows or not stages[0].extra:
-            return 0
-        with (self.folder / "history.jsonl").open() as file:
-            first = [json.loads(line) for line in islice(file, stages[0].steps) if line.endswith("\n")]
-        return sum(row["rows"] < rows[-1]["rows"] for row in first)
+    def extra_steps(self) -> int:
+        """Steps that the budget does not count: searches, and steps on a part of the rows."""
+        return sum(row.get("extra", False) for row in self.history())
 
     def scores(self) -> list[dict[str, Any]]:
         """Scores on the test part over training."""
@@ -173,7 +166,7 @@ def is_complete(metrics: dict[str, Any] | None, budget: Budget, cholesky: bool) 
     limit = budget.max_seconds
     return (
         not Ending(metrics["stop"]).may_go_on
-        or metrics["steps"] - metrics.get("steps_on_part", 0) >= budget.max_steps
+        or metrics["steps"] - metrics.get("extra_steps", 0) >= budget.max_steps
         or (limit is not None and metrics["seconds"] >= limit)
     )
 
@@ -230,7 +223,7 @@ def _look(run: Run) -> State:
     metrics, budget, rows = run.metrics(), run.budget() or Budget(), run.recent()
     last = rows[-1] if rows else None
     step = last["step"] if last else 0
-    max_steps = budget.max_steps + run.steps_on_part()
+    max_steps = budget.max_steps + run.extra_steps()
     phase, note = _holder(run), ""
     if phase is None:
         if is_complete(metrics, budget, cholesky=False):

@@ -13,6 +13,7 @@ from cglb import bounds, methods
 from cglb.data import metrics
 from cglb.data.datasets import Split
 from cglb.experiments.spec import Method
+from cglb.linalg import inducing
 from cglb.linalg.cg import PREDICTION_NATS
 from cglb.linalg.system import solve
 from cglb.methods import Exact
@@ -87,10 +88,13 @@ def _scores(
         if not isinstance(dense_gp, ExactPosterior):
             raise np.linalg.LinAlgError(dense_gp)
         return _exact_scores(dense_gp, split), None
-    data = (fit.gp, split.X_train, split.y_train, fit.Z)
+    Z = fit.Z
+    if Z is None and method.num_inducing is not None:  # in a stage without inducing points
+        Z = inducing.greedy(fit.gp.kernel, split.X_train, method.num_inducing, seed=0)
+    data = (fit.gp, split.X_train, split.y_train, Z)
     found = methods.condition(method.trained, *data, fit.v)
     if method.kind == "chain":
-        spread = variance.local(fit.gp, split.X_train, split.X_test, fit.Z)
+        spread = variance.local(fit.gp, split.X_train, split.X_test, Z)
     else:
         spread = found.posterior.variance(split.X_test)
     scores = _target_scores(fit.gp, split, found.posterior.mean(split.X_test), spread)

@@ -7,20 +7,24 @@ import io
 import itertools
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
 from cglb.experiments.runs import Run
 from cglb.experiments.spec import PAPER_DATA, Method, Spec
+from cglb.optimisers.base import Ending
 
 __all__ = [
     "FORMATS",
     "OrderRow",
     "Table",
     "TableRow",
+    "label",
     "make",
+    "markdown",
+    "number",
     "reference",
     "row_key",
     "to_csv",
@@ -38,6 +42,8 @@ COLUMNS = (
     ("RMSE, Cholesky", "rmse", True, 3),
 )
 KINDS = ("exact", "iterative", "sgpr", "cglb", "chain")
+# a finished run
+Found = tuple[Spec, dict[str, Any]]
 NONE = "–"
 
 
@@ -50,11 +56,15 @@ class TableRow:
         method: the name of the method.
         variant: what differs from the default protocol.
         splits: how many splits are finished.
+        converged: how many of them ended by themselves, not at their budget.
         n: training rows.
         steps: the smallest and the largest number of steps of a split.
         minutes: the median training time, without metrics.
         values: of the method, by name.
         cholesky: the exact values at the learned hyperparameters, by name.
+        quartiles: the first and the third quartile of `values`; none for fewer than three splits.
+        below_exact: log p(y) that exact training reaches on the same split, less log p(y) at the learned
+            hyperparameters.
         coverage: of 95 % intervals.
         paper: the same values in the paper, or None.
     """
@@ -63,11 +73,14 @@ class TableRow:
     method: str
     variant: str = ""
     splits: int = 0
+    converged: int = 0
     n: int | None = None
     steps: tuple[int, int] | None = None
     minutes: float | None = None
     values: dict[str, float | None] = field(default_factory=dict)
     cholesky: dict[str, float | None] = field(default_factory=dict)
+    quartiles: dict[str, tuple[float, float]] = field(default_factory=dict)
+    below_exact: float | None = None
     coverage: float | None = None
     paper: dict[str, Any] | None = None
 
@@ -114,13 +127,19 @@ def reference() -> dict[str, Any]:
 
 def make(runs: Iterable[Run]) -> Table:
     """Group finished runs by data set, method and variant; add the paper's rows for the same sets."""
-    groups: dict[tuple[str, str, str, int], list[tuple[Spec, dict[str, Any]]]] = {}
+    groups: dict[tuple[str, str, str], list[Found]] = {}
     for run in runs:
         if (metrics := run.metrics()) is not None:
             groups.setdefault(run.spec.group, []).append((run.spec, metrics))
     published = reference()["table"]["data"]
+    best = {
+        _split(spec): metrics["bound"]
+        for group in groups.values()
+        for spec, metrics in group
+        if spec.method.kind == "exact"
+    }
     rows = [
-        _row(*key[:3], [metrics for _, metrics in group], published.get(key[0], {}).get("methods", {}))
+        _row(*key, group, published.get(key[0], {}).get("methods", {}), best)
         for key, group in groups.items()
     ]
     here = {(data, method) for data, method, *_ in groups}
@@ -128,30 +147,56 @@ def make(runs: Iterable[Run]) -> Table:
         for method, values in published[data]["methods"].items():
             if (data, method) not in here:
                 rows.append(TableRow(data, method, paper=values))
-    found = [item for group in groups.values() for item in group]
+    found: list[Found] = [item for group in groups.values() for item in group]
     found.sort(key=lambda item: (row_key(*item[0].group), item[0].split))
     order = [_order(spec, metrics) for spec, metrics in found if metrics.get("order")]
     rows.sort(key=lambda row: (row_key(row.data, row.method, row.variant), row.steps or (0, 0)))
     return Table(rows, order, _notes(found))
 
 
+def _split(spec: Spec) -> tuple[str, float, int]:
+    """Which rows it was trained on."""
+    return spec.data, spec.fraction, spec.split
+
+
 def _row(
-    data: str, method: str, variant: str, found: list[dict[str, Any]], published: dict[str, Any]
+    data: str,
+    method: str,
+    variant: str,
+    group: list[Found],
+    published: dict[str, Any],
+    best: Mapping[tuple[str, float, int], float],
 ) -> TableRow:
+    found = [metrics for _, metrics in group]
     names = ("lml", "nlpd", "rmse")
+    values = {name: [one["bound" if name == "lml" else name] for one in found] for name in names}
+    exact = {name: [(one["cholesky"] or {}).get(name) for one in found] for name in names}
+    below = [
+        best[_split(spec)] - lml
+        for (spec, _), lml in zip(group, exact["lml"], strict=True)
+        if _split(spec) in best and lml is not None
+    ]
     return TableRow(
         data,
         method,
         variant,
-        len(found),
-        found[0]["n"],
-        (min(one["steps"] for one in found), max(one["steps"] for one in found)),
-        statistics.median(one["seconds"] for one in found) / 60.0,
-        {name: _median([one["bound" if name == "lml" else name] for one in found]) for name in names},
-        {name: _median([(one["cholesky"] or {}).get(name) for one in found]) for name in names},
-        _median([one["coverage"] for one in found]),
-        published.get(method),
+        splits=len(found),
+        converged=sum(not Ending(one["stop"]).may_go_on for one in found),
+        n=found[0]["n"],
+        steps=(min(one["steps"] for one in found), max(one["steps"] for one in found)),
+        minutes=statistics.median(one["seconds"] for one in found) / 60.0,
+        values={name: _median(values[name]) for name in names},
+        cholesky={name: _median(exact[name]) for name in names},
+        quartiles={name: _quartiles(values[name]) for name in names} if len(found) >= 3 else {},
+        below_exact=statistics.median(below) if len(below) == len(found) else None,
+        coverage=_median([one["coverage"] for one in found]),
+        paper=published.get(method),
     )
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
 
 
 def _median(values: list[float | None]) -> float | None:
@@ -173,7 +218,7 @@ def _order(spec: Spec, metrics: dict[str, Any]) -> OrderRow:
 LAST_STAGE = {"sgpr": "trace", "cglb": "amgm", "chain": "chain"}
 
 
-def _notes(found: list[tuple[Spec, dict[str, Any]]]) -> list[str]:
+def _notes(found: list[Found]) -> list[str]:
     notes = []
     for spec, metrics in found:
         name = f"{spec.data}, split {spec.split}, {spec.method.name}"
@@ -196,12 +241,12 @@ def _maker(metrics: dict[str, Any]) -> str:
     )
 
 
-def row_key(data: str, method: str, variant: str = "", stage_steps: int = 0) -> tuple[Any, ...]:
+def row_key(data: str, method: str, variant: str = "") -> tuple[Any, ...]:
     """The sort key of groups: data sets and methods in the paper's order, the largest M first."""
     place = PAPER_DATA.index(data) if data in PAPER_DATA else len(PAPER_DATA)
     parsed = Method.parse(method)
     kind = KINDS.index(parsed.kind)
-    return place, data, kind, -(parsed.num_inducing or 0), method, variant, stage_steps
+    return place, data, kind, -(parsed.num_inducing or 0), method, variant
 
 
 # ---- formats ----
@@ -214,17 +259,17 @@ def to_markdown(table: Table) -> str:
     header = ["data", "method", *(column[0] for column in COLUMNS)]
     header += ["coverage (95 %)", "splits", "steps", "minutes"]
     lines = ["Medians over the splits; the paper's values in brackets.", ""]
-    lines += _markdown(header, [_cells(row) for row in table.rows], left=2)
+    lines += markdown(header, [_cells(row) for row in table.rows], left=2)
     if table.order:
         bounds = ["sgpr", "cglb", "chain", "exact"]
         cells = [
-            [row.data, _label(row.method, row.variant), str(row.split)]
-            + [_number(getattr(row, name), 1) for name in bounds]
+            [row.data, label(row.method, row.variant), str(row.split)]
+            + [number(getattr(row, name), 1) for name in bounds]
             + ["yes" if row.holds else "NO"]
             for row in table.order
         ]
         lines += ["", "The bounds at the learned hyperparameters of each run, same Z and v:", ""]
-        lines += _markdown(["data", "run", "split", *bounds, "in order"], cells, left=2)
+        lines += markdown(["data", "run", "split", *bounds, "in order"], cells, left=2)
     lines += ["", *table.notes] if table.notes else []
     return "\n".join(lines) + "\n"
 
@@ -265,27 +310,30 @@ def _published(row: TableRow, name: str, exact: bool) -> float | None:
 
 
 def _cells(row: TableRow) -> list[str]:
-    cells = [row.data, _label(row.method, row.variant)]
+    cells = [row.data, label(row.method, row.variant)]
     for _, name, exact, decimals in COLUMNS:
         ours, theirs = _value(row, name, exact), _published(row, name, exact)
         cells.append(
-            _number(ours, decimals) + ("" if theirs is None else f" ({_number(theirs, decimals)})")
+            number(ours, decimals) + ("" if theirs is None else f" ({number(theirs, decimals)})")
         )
     coverage = NONE if row.coverage is None else f"{100 * row.coverage:.1f} %"
     low, high = row.steps or (0, 0)
     steps = str(low) if low == high else f"{low} to {high}"
-    minutes = _number(row.minutes, 1)
+    minutes = number(row.minutes, 1)
     return [*cells, coverage, str(row.splits), steps if row.splits else NONE, minutes]
 
 
-def _label(method: str, variant: str) -> str:
+def label(method: str, variant: str) -> str:
+    """The name of a row."""
     return f"{method} ({variant})" if variant else method
 
 
-def _number(value: float | None, decimals: int) -> str:
+def number(value: float | None, decimals: int) -> str:
+    """With so many decimals; a dash for None."""
     return NONE if value is None else f"{value:.{decimals}f}"
 
 
-def _markdown(header: list[str], rows: list[list[str]], left: int) -> list[str]:
+def markdown(header: list[str], rows: list[list[str]], left: int) -> list[str]:
+    """The lines of a Markdown table whose first `left` columns are text."""
     rule = ["---" if number < left else "---:" for number in range(len(header))]
     return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]

@@ -212,14 +212,16 @@ class System:
             v0: where to start, as in `conjugate_gradients`.
             limits: by default those of the solver.
         """
+        inside = PRODUCTS[self.solver.products](self)
         return conjugate_gradients(
-            self.operator,
+            # what is stored in float64 certifies as well as tiles that are computed again
+            self.fast if inside[0] is self.fast else self.operator,
             e,
             self.nystrom,
             v0=v0,
             limits=limits or Limits(self.solver.tolerance, self.solver.max_steps),
             preconditioner=self.preconditioner,
-            inside=PRODUCTS[self.solver.products](self),
+            inside=inside,
         )
 
     def quadratic(self, e: Float[Array, "n *t"], solution: Solution) -> QuadraticInterval:

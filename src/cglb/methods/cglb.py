@@ -28,8 +28,9 @@ from cglb.posteriors import SparsePosterior
 
 __all__ = ["CGLB"]
 
-# CG's step limit in a progressive schedule
-TRAINING_STEPS = 200
+# CG's step limit in a progressive schedule, and the nats it may cost there: line searches compare values
+# that differ by little more than a nat, and with a stored matrix some more steps cost little
+TRAINING_STEPS, TRAINING_NATS = 200, 0.1
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,9 @@ class CGLB(Method, name="cglb"):
     @property
     def in_training(self) -> CGLB:
         """With fewer steps of CG: only trials of a line search that go much too far need more, and these
-        are rejected all the sooner."""
-        return replace(self, cg_max_steps=min(self.cg_max_steps, TRAINING_STEPS))
+        are rejected all the sooner. And with a tolerance for line searches."""
+        tolerance = min(self.cg_tolerance, TRAINING_NATS)
+        return replace(self, cg_tolerance=tolerance, cg_max_steps=min(self.cg_max_steps, TRAINING_STEPS))
 
     def prepare(self, system: System) -> Prepared:
         return sparse.prepare(self.logdet, system)

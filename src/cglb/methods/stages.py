@@ -159,9 +159,15 @@ GROWN_STEPS, GROWN_SHARE = 60, 0.4
 SEARCH_FLOOR = 1e-3
 # Nats that five steps must gain. A part of the rows knows the optimum of all rows to within some nats.
 # On all rows steps are cheap while the exact method is; above, fewer nats per row change no prediction.
-SEARCH_GAIN, GROWN_GAIN, LAST_GAIN, LAST_GAIN_PER_ROW = 1.0, 2.0, 0.02, 5e-4
-# steps by which that is judged on many rows, where three more steps cost a minute or so
-MANY_ROWS_WINDOW = 2
+SEARCH_GAIN, GROWN_GAIN, LAST_GAIN, LAST_GAIN_PER_ROW = 1.0, 2.0, 0.02, 1e-3
+# Steps by which that is judged on many rows, where three more steps cost a minute or so. Before the end
+# on few rows, a step is not taken either if curvature promises less than its share, a fifth.
+MANY_ROWS_WINDOW, SHARE_OF_A_STEP = 2, 0.2
+
+
+def _until(gain: float) -> LBFGS:
+    """Steps that promise to gain at least a fifth of what five must."""
+    return LBFGS(worth=SHARE_OF_A_STEP * gain)
 
 
 def search(exact: Method, n: int, part: int) -> Stage:
@@ -169,6 +175,7 @@ def search(exact: Method, n: int, part: int) -> Stage:
     rows = part if n >= GROWTH * part else None
     return Stage(
         exact,
+        _until(SEARCH_GAIN),
         rows=rows,
         steps=SEARCH_STEPS,
         share=SEARCH_SHARE,
@@ -203,9 +210,14 @@ def progressive(
         return exact() if rows <= EXACT_ROWS else method
 
     def end(rows: int, least: float) -> dict[str, Any]:
-        gain = LAST_GAIN + LAST_GAIN_PER_ROW * max(0, rows - EXACT_ROWS)
-        window = MANY_ROWS_WINDOW if rows > EXACT_ROWS else Stage.window
-        return {"gain": max(gain, least), "window": window}
+        gain = max(LAST_GAIN + LAST_GAIN_PER_ROW * max(0, rows - EXACT_ROWS), least)
+        if rows == n and n <= EXACT_ROWS:  # steps cost little, and the end is what counts
+            return {"gain": gain}
+        if rows <= EXACT_ROWS:
+            return {"gain": gain, "optimiser": _until(gain)}
+        # so many rows know their noise
+        settings = {"window": MANY_ROWS_WINDOW, "optimiser": _until(gain), "noise_floor": 0.0}
+        return {"gain": gain, **settings}
 
     # the best search need not be the last one, so only the stages after the next inherit
     last = Stage(method, inherits=len(sizes) > 1, **end(n, 0.0))

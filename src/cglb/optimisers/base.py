@@ -110,8 +110,14 @@ class Optimiser(abc.ABC, Generic[S]):
             before: the state at the end of a run on a similar function, whose curvature may serve.
         """
 
-    def scaled(self, state: S, factor: float) -> S:
-        """What a run remembers of curvature, for a function that curves `factor` times as much."""
+    def scaled(self, state: S, factor: float, same: np.ndarray) -> S:
+        """What a run remembers of curvature, for a function that curves `factor` times as much.
+
+        Args:
+            state: at the end of the run.
+            factor: how much more the other function curves.
+            same: which of its entries [p] mean the same there; nothing is remembered of the others.
+        """
         return state
 
     @abc.abstractmethod

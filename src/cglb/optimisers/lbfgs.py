@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ NARROW = 0.1
 FARTHEST, BACK = 4.0, 0.25
 # an interpolated trial keeps at least this share of the bracket between itself and either end
 MARGIN = 0.1
-# a trial from which less than this share of the value can be hoped for is not worth an evaluation
+# a trial from which less than this share of the value can be hoped for is never worth an evaluation
 ROUNDING = float(np.finfo(float).eps)
 
 
@@ -58,12 +59,15 @@ class LBFGS(Optimiser[LBFGSState]):
         trials: evaluations per line search, at most.
         gradient_tolerance: converged if no entry of the gradient is larger.
         value_tolerance: converged if a step gained less than this share of the value.
+        worth: converged if the next step promises to gain less, ½gᵀHg by what is known of curvature. A
+            line search tries no length that can gain less.
     """
 
     memory: int = 50
     trials: int = 30
     gradient_tolerance: float = 1e-5
     value_tolerance: float = 1e7 * float(np.finfo(float).eps)
+    worth: float = 0.0
 
     def begin(self, point: Point, before: LBFGSState | None = None) -> LBFGSState:
         none = np.zeros((0, len(point.x)))
@@ -71,8 +75,10 @@ class LBFGS(Optimiser[LBFGSState]):
             return LBFGSState(point, none, none)
         return LBFGSState(point, before.S, before.Y)
 
-    def scaled(self, state: LBFGSState, factor: float) -> LBFGSState:
-        return replace(state, Y=factor * state.Y)
+    def scaled(self, state: LBFGSState, factor: float, same: np.ndarray) -> LBFGSState:
+        S, Y = np.where(same, state.S, 0.0), np.where(same, factor * state.Y, 0.0)
+        kept = _curved(S, Y)
+        return replace(state, S=S[kept], Y=Y[kept])
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> LBFGSState:
         return LBFGSState(point_from(arrays), arrays["S"], arrays["Y"], float(arrays["before"]))
@@ -83,12 +89,15 @@ class LBFGS(Optimiser[LBFGSState]):
         point = state.point
         if self._converged(state):
             return Ending.CONVERGED
+        least = max(self.worth, ROUNDING * abs(point.value))
         while True:
             direction = _direction(point.gradient, state.S, state.Y)
             length = 1.0
             if not len(state.S):
                 length = min(1.0, 1.0 / float(np.linalg.norm(direction)))
-            found = _line_search(point, direction, length, self.trials, evaluate, expired)
+            elif self._promises_little(state, direction):
+                return Ending.CONVERGED
+            found = _line_search(point, direction, length, self.trials, least, evaluate, expired)
             if isinstance(found, Point):
                 return self._accept(state, found)
             if found is Ending.TIME_LIMIT or not len(state.S):
@@ -104,14 +113,25 @@ class LBFGS(Optimiser[LBFGSState]):
             return False
         return bool(value - before <= self.value_tolerance * max(abs(value), abs(before), 1.0))
 
+    def _promises_little(self, state: LBFGSState, direction: np.ndarray) -> bool:
+        """Whether a run that has taken a step knows of too little to gain."""
+        promise = 0.5 * float(state.point.gradient @ direction)
+        return bool(np.isfinite(state.before)) and promise < self.worth
+
     def _accept(self, state: LBFGSState, found: Point) -> LBFGSState:
         s = found.x - state.point.x
         y = state.point.gradient - found.gradient
         S, Y = state.S, state.Y
-        if s @ y > LEAST_CURVATURE * np.linalg.norm(s) * np.linalg.norm(y):
+        if _curved(s, y):
             S = np.concatenate([S, s[None, :]])[-self.memory :]
             Y = np.concatenate([Y, y[None, :]])[-self.memory :]
         return LBFGSState(found, S, Y, before=state.point.value)
+
+
+def _curved(s: np.ndarray, y: np.ndarray) -> Any:
+    """Whether pairs, one per row, have a curvature that is more than rounding."""
+    norms = np.linalg.norm(s, axis=-1) * np.linalg.norm(y, axis=-1)
+    return np.sum(s * y, axis=-1) > LEAST_CURVATURE * norms
 
 
 def _direction(gradient: np.ndarray, S: np.ndarray, Y: np.ndarray) -> np.ndarray:
@@ -145,11 +165,13 @@ def _line_search(
     direction: np.ndarray,
     length: float,
     trials: int,
+    least: float,
     evaluate: Evaluate,
     expired: Callable[[], bool],
 ) -> Point | Ending:
     """A point along `direction` that satisfies the strong Wolfe conditions, or the best that raises the
-    value enough. A value that is not finite is a wall: the next trial is nearer.
+    value enough. A value that is not finite is a wall: the next trial is nearer, until the slope
+    promises no more than `least` there.
     """
     slope = float(start.gradient @ direction)
     if not slope > 0.0:
@@ -176,7 +198,7 @@ def _line_search(
             trial = best
             break
         length = _between(best, end)
-        if slope * length <= ROUNDING * abs(start.value):
+        if slope * length <= least:
             trial = best
             break
     else:

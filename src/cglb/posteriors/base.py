@@ -7,7 +7,7 @@ observations. Means and variances are computed in batches of test rows, which li
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from cglb.compute.programs import wide
 from cglb.core.precision import is_traced
 from cglb.core.validation import boundary
 from cglb.linalg.operator import KernelOperator
@@ -33,6 +34,7 @@ __all__ = [
     "filled_up",
     "find",
     "in_batches",
+    "points_mean",
 ]
 
 BATCH_ROWS = 1024
@@ -120,17 +122,25 @@ def find(name: str) -> type[Posterior]:
     return _REGISTRY[name]
 
 
-def cross_mean(gp: GP, X: Array, v: Array, X_star: Array) -> Array:
-    """K(X_star, X)v + μ."""
-    if X_star.shape[0] <= FEW_ROWS and X.shape[0] * X_star.shape[0] <= FEW_ENTRIES:
-        return in_batches(_few_rows, (gp, X, v), X_star)
-    operator = KernelOperator.of(gp, X)
-    return filled_up(lambda rows: operator.cross(rows, v) + gp.mean, X_star)
+def cross_mean(gp: GP, terms: Sequence[tuple[Array, Array]], X_star: Array) -> Array:
+    """Σ K(X_star, P)w + μ over pairs (points P, weights w): for few rows one program."""
+    entries = X_star.shape[0] * sum(points.shape[0] for points, _ in terms)
+    if X_star.shape[0] <= FEW_ROWS and entries <= FEW_ENTRIES:
+        return in_batches(points_mean, (gp, tuple(terms)), X_star)
+    operators = [(KernelOperator.of(gp, points), weights) for points, weights in terms]
+
+    def mean(rows: Array) -> Array:
+        return sum((operator.cross(rows, w) for operator, w in operators), start=jnp.asarray(gp.mean))
+
+    return filled_up(mean, X_star)
 
 
-def _few_rows(given: tuple[GP, Array, Array], X_star: Array) -> Array:
-    gp, X, v = given
-    return gp.kernel(X_star, X) @ v + gp.mean
+def points_mean(given: tuple[GP, tuple[tuple[Array, Array], ...]], X_star: Array) -> Array:
+    """Σ K(X_star, P)w + μ, with all entries in memory."""
+    gp, terms = given
+    # few rows second: around them distances are precise, and their features cost nothing
+    found = (weights @ gp.kernel(points, X_star) for points, weights in terms)
+    return sum(found, start=jnp.asarray(gp.mean))
 
 
 def filled_up(function: Callable[[Array], Array], X_star: Float[Array, "s d"]) -> Float[Array, " s"]:
@@ -163,6 +173,8 @@ def in_batches(
         padded = jnp.pad(X_star, ((0, count * size - s), (0, 0)))
         parts = padded.reshape(count, size, -1)
         return lax.map(lambda rows: function(shared, rows), parts).reshape(-1)[:s]
+    if s == size:
+        return _one_batch(function, shared, X_star)
     rows = np.asarray(X_star)
     parts = [_more_rows(rows[i : i + size], size) for i in range(0, s, size)]
     found = [np.asarray(_one_batch(function, shared, part)) for part in parts]
@@ -179,7 +191,7 @@ def _more_rows(rows: np.ndarray, size: int) -> Array:
     return jax.device_put(np.pad(rows, ((0, size - len(rows)), (0, 0)), mode="edge"))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(wide, static_argnums=0)
 def _one_batch(function: Callable[[Any, Array], Array], shared: Any, rows: Array) -> Array:
     return function(shared, rows)
 

@@ -58,7 +58,7 @@ class IterativePosterior(Posterior):
         return B @ B.T
 
     def _mean(self, X_star: Array) -> Array:
-        return cross_mean(self.gp, self.X, self.v, X_star)
+        return cross_mean(self.gp, ((self.X, self.v),), X_star)
 
     def _variance(self, X_star: Array) -> Array:
         return filled_up(self._each_variance, X_star)

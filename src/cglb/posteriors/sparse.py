@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from cglb.core.precision import is_traced
 from cglb.core.validation import boundary
 from cglb.linalg import row_noise
 from cglb.linalg.cg import Solution
 from cglb.linalg.nystrom import DEFAULT_JITTER
 from cglb.linalg.system import Solver, System
 from cglb.model import GP
-from cglb.posteriors.base import Posterior, cross_mean, in_batches
+from cglb.posteriors.base import Posterior, cross_mean, in_batches, points_mean
 
 __all__ = ["SparsePosterior", "cglb", "sgpr"]
 
@@ -89,14 +87,9 @@ class SparsePosterior(Posterior):
         return inducing if self.X is None or self.v is None else (*inducing, (self.X, self.v))
 
     def _mean(self, X_star: Array) -> Array:
-        sparse = in_batches(_sparse_mean, self._without_rows, X_star)
-        if self.X is None or self.v is None:
-            return sparse
-        exact = cross_mean(self.gp, self.X, self.v, X_star)
-        if is_traced(sparse, exact):
-            return sparse + exact - self.gp.mean
-        # by NumPy: a sum of JAX's is compiled for each number of rows
-        return jax.device_put(np.asarray(sparse) + np.asarray(exact) - np.asarray(self.gp.mean))
+        if self.v is None:
+            return in_batches(points_mean, (self.gp, self.mean_terms()), X_star)
+        return cross_mean(self.gp, self.mean_terms(), X_star)
 
     def _variance(self, X_star: Array) -> Array:
         return in_batches(_sparse_variance, self._without_rows, X_star)
@@ -120,10 +113,6 @@ def _times(s: Array, v: Array) -> Array:
 @jax.jit
 def _of_points(s: Array, weights: Array, L: Array) -> tuple[Array, Array]:
     return s * weights, L / s[:, None]
-
-
-def _sparse_mean(posterior: SparsePosterior, X_star: Array) -> Array:
-    return posterior.gp.kernel(X_star, posterior.Z) @ posterior.weights + posterior.gp.mean
 
 
 def _sparse_variance(posterior: SparsePosterior, X_star: Array) -> Array:

@@ -18,7 +18,7 @@ from cglb.io import tensorfile
 
 __all__ = ["Checkpoint", "Snapshot"]
 
-KIND, VERSION = "checkpoint", 5
+KIND, VERSION = "checkpoint", 6
 Snapshot = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 

@@ -83,9 +83,14 @@ class Parameters:
             if not any(_matches(name, leaf) for leaf in known):
                 raise ValueError(f"No parameter is called {name!r}. There are: {', '.join(known)}.")
 
+    @property
+    def noise_floor(self) -> float:
+        """The lower limit of the noise."""
+        return self._floor_of("noise")
+
     def with_noise_floor(self, least: float) -> Parameters:
         """The same with a floor of at least `least` for the noise."""
-        if least <= self._floor_of("noise"):
+        if least <= self.noise_floor:
             return self
         others = self.floor if isinstance(self.floor, Mapping) else {"kernel": self.floor}
         return dataclasses.replace(self, floor={**others, "noise": least})

@@ -24,6 +24,7 @@ class HistoryRow(TypedDict):
         stage: the number of its stage, from 0.
         round: the number of its round, from 0: between two rounds inducing points are selected.
         rows: training rows in this stage.
+        extra: whether the step is in addition to `max_steps`.
         method: the name of the stage's method.
         bound: the value that is maximised, in nats: a bound, or an estimate.
         spread: the standard error of an estimate; None for a bound.
@@ -47,6 +48,7 @@ class HistoryRow(TypedDict):
     stage: int
     round: int
     rows: int
+    extra: bool
     method: str
     bound: float
     spread: float | None

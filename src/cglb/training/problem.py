@@ -25,6 +25,11 @@ from cglb.training.priors import Priors, as_priors
 
 __all__ = ["Problem", "random_rows"]
 
+# noise up to so many times a floor may have been held up by it, and how much less is tried then
+NEAR_FLOOR, LESS_NOISE = 2.0, 0.1
+# a value so many times its floor hardly depends on it
+FAR_ABOVE = 10.0
+
 
 def random_rows(n: int, size: int, seed: int) -> np.ndarray:
     """The numbers of `size` of n rows, drawn at random, in their order."""
@@ -118,6 +123,26 @@ class Problem:
         if self.parameters_of(before) is self.parameters_of(stage):
             return free
         return self.flatten(stage, self.unflatten(before, free))
+
+    def same_meaning(self, free: np.ndarray, stage: int) -> np.ndarray:
+        """Which entries [p] of a free vector mean nearly the same in the next stage: those whose floor
+        does not change, and those that are far above it."""
+        before, after = (self.parameters_of(one).floors for one in (stage, stage + 1))
+        values = np.array(list(self.natural(stage, free).values()))
+        return (before == after) | (values > FAR_ABOVE * np.maximum(before, after))
+
+    def with_less_noise(self, stage: int, free: np.ndarray) -> np.ndarray | None:
+        """The free vector with a tenth of the noise where the floor of earlier stages may have held it
+        up; None if the noise is well above that floor, near its own, or fixed."""
+        if not self.stages[stage].method.needs_points:
+            return None
+        held = max((one.noise_floor for one in self.stages[:stage]), default=0.0)
+        parameters, gp = self.parameters_of(stage), self.unflatten(stage, free)
+        less = LESS_NOISE * float(gp.noise)
+        if float(gp.noise) > NEAR_FLOOR * held or less < NEAR_FLOOR * parameters.noise_floor:
+            return None
+        found = self.flatten(stage, GP(gp.kernel, jnp.asarray(less), gp.mean))
+        return None if np.array_equal(found, free) else found
 
     def start(self, stage: int) -> np.ndarray:
         """The free vector at which a stage that has a start begins.

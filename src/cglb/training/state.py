@@ -199,7 +199,7 @@ class State:
             places = [self.problem.start(self.stage)]
         found = [begin for free in places if (begin := self._first(free, moved)) is not None]
         if found:
-            best = max(found, key=lambda begin: begin.point.value)
+            best = self._with_less_noise(max(found, key=lambda begin: begin.point.value))
             self.free, self._trials = best.free, best.trials
             if stage.start is None:
                 self.ends = []
@@ -231,6 +231,20 @@ class State:
                 return _Begin(free, prepared, Z, point, self._trials)
         return None
 
+    def _with_less_noise(self, begin: _Begin) -> _Begin:
+        """The same beginning or, where the floor of an earlier stage may have held the noise up, with
+        less noise while that makes the better bound: an optimiser would take many steps to get there."""
+        problem, stage = self.problem, self.stage
+        while (free := problem.with_less_noise(stage, begin.free)) is not None:
+            self.free = free
+            system = problem.system(stage, free, begin.Z, begin.prepared)
+            x = problem.join(stage, free, begin.Z)
+            point = self._evaluated(begin.prepared, system, x, 0)
+            if point is None or not point.value > begin.point.value:
+                break
+            begin = begin._replace(free=free, point=point, trials=self._trials)
+        return begin
+
     def _next_stage(self) -> None:
         if self._stage.start is not None and self.run is not None:
             self.ends.append(self.free)
@@ -248,7 +262,7 @@ class State:
             return None
         problem = self.problem
         factor = problem.rows(self.stage + 1) / problem.rows(self.stage)
-        return stage.optimiser.scaled(self.run, factor)
+        return stage.optimiser.scaled(self.run, factor, problem.same_meaning(self.free, self.stage))
 
     def _stage_is_over(self) -> bool:
         """Whether a stage before the last has had its steps or its share of the budget."""
@@ -286,11 +300,16 @@ class State:
         self.bounds = [point.value]
 
     def _round_is_over(self) -> Ending | None:
-        if stalled(self._stage, self._last, self.bounds):
+        if stalled(self._stage, self._last, self.bounds, self._newest_evaluations()):
             return Ending.STALLED
         limit = self.problem.options.steps_per_round
         full = not self._stage.in_one_go and len(self.bounds) > limit
         return Ending.STEP_LIMIT if full else None
+
+    def _newest_evaluations(self) -> int:
+        """How many evaluations the steps took by which a round is judged."""
+        rows = self.history[-1 - self._stage.window :]
+        return rows[-1]["evaluations"] - rows[0]["evaluations"] if rows else 0
 
     def _end_round(self, reason: Ending) -> None:
         """Go to the next round, to the next stage, or end."""
@@ -300,7 +319,8 @@ class State:
         if reason is Ending.STEP_LIMIT or not converged(self._stage, self._last, gain, self.gained):
             changed = self._next_round()
             # steps and new points that both gain too little to matter: that is the end
-            enough = reason is Ending.STALLED and self.bound - self.reached < self._stage.gain
+            little = reason in (Ending.STALLED, Ending.CONVERGED)
+            enough = little and self.bound - self.reached < self._stage.gain
             if not enough and (changed or reason in (Ending.STEP_LIMIT, Ending.STALLED)):
                 return
         if not self._last:
@@ -390,6 +410,7 @@ class State:
             stage=self.stage,
             round=self.number,
             rows=self.problem.rows(self.stage),
+            extra=self._stage.extra,
             method=self._stage.method.name,
             logdet_bound=self._prepared.label,
             cg_steps_by_evaluation=None if found.cg_stop is None else taken,

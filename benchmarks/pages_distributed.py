@@ -27,12 +27,12 @@ def distributed(results: Mapping[str, Any]) -> dict[str, str]:
         "speedups": table(
             ["what", "times as fast", "by CPU seconds"],
             [
-                [label, number(found[job]["speedup"], 2), number(found[job]["cpu_speedup"], 2)]
+                [label, number(found[job]["speedup"], 2), number(found[job].get("cpu_speedup"), 2)]
                 for job, label in JOBS.items()
             ],
         ),
         "m": str(found["evaluation"]["m"]),
-        "load": number(found["load"]),
+        "load": number(found.get("load")),
         "machine": machine(found),
     }
 
@@ -41,6 +41,6 @@ def _cells(run: Any) -> list[str]:
     return [
         str(run["processes"]),
         number(run["best"], 2),
-        number(run["cpu"], 2),
+        number(run.get("cpu"), 2),
         number(run["memory_gb"], 2),
     ]

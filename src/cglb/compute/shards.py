@@ -19,11 +19,13 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from cglb.compute.products import transposed_product
+from cglb.core.precision import everywhere
 
 __all__ = [
     "AXIS",
@@ -74,6 +76,10 @@ class RowShards(eqx.Module):
     def share(self) -> int:
         """Rows per device."""
         return self.data.shape[0] // self.mesh.size
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """All rows, gathered: for tests and for small matrices."""
+        return np.asarray(everywhere(self.data), dtype=dtype)[: self.n]
 
     def like(self, data: Float[Array, "rows k"]) -> RowShards:
         """Other columns of the same rows."""

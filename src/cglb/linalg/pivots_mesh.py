@@ -44,9 +44,9 @@ def _share(
     m: int, n: int, first_stage: int, tiny: float, kernel: Kernel, X: Array
 ) -> tuple[Array, Array]:
     share, d = X.shape
-    first = lax.axis_index(AXIS) * share
+    numbers = lax.axis_index(AXIS) * share + jnp.arange(share, dtype=jnp.int32)
     # rows of padding are never chosen, as rows that were chosen before
-    diag = jnp.where(first + jnp.arange(share) < n, kernel.diag(X), -jnp.inf)
+    diag = jnp.where(numbers < n, kernel.diag(X), -jnp.inf)
     C = jnp.zeros((0, share), dtype=X.dtype)
     chosen, variances = [], []
     start = 0
@@ -57,7 +57,7 @@ def _share(
         def step(state: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], tuple]:
             C, diag = state
             own = jnp.argmax(diag)
-            place = (first + own).astype(X.dtype)  # exact up to 2⁵³ rows
+            place = numbers[own].astype(X.dtype)  # exact up to 2⁵³ rows
             proposal = jnp.concatenate([jnp.stack([diag[own], place]), X[own], C[:, own]])
             proposals = lax.all_gather(proposal, AXIS)
             best = proposals[jnp.argmax(proposals[:, 0])]  # of equal ones that with the lowest number
@@ -66,7 +66,7 @@ def _share(
             column = (column - best[2 + d :] @ C) / jnp.sqrt(jnp.maximum(variance, tiny))
             C = lax.dynamic_update_slice_in_dim(C, column[None, :], t, axis=0)
             lowered = jnp.maximum(diag - column * column, 0.0)
-            mine = first + jnp.arange(share) == pivot
+            mine = numbers == pivot
             return (C, jnp.where(jnp.isneginf(diag) | mine, -jnp.inf, lowered)), (pivot, variance)
 
         (C, diag), (p, s) = lax.scan(step, (C, diag), jnp.arange(start, stop))

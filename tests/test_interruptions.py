@@ -145,5 +145,5 @@ def test_a_checkpoint_from_another_number_of_cores_resumes_and_says_so(tmp_path,
     path = tmp_path / "checkpoint"
     train(path, max_steps=1)
     monkeypatch.setattr(checkpoint, "cores", lambda: range(64))
-    with pytest.warns(UserWarning, match=r"written on \d+ cores, and this process has 64.*by rounding"):
+    with pytest.warns(UserWarning, match=r"written on \d+ cores, and this run has 64.*by rounding"):
         train(path)

@@ -40,7 +40,7 @@ CG_NATS = 1e-3
 WORTH_FACTORING = 0.01
 # nats of rounding that a reader of the interval is told about
 WORTH_TELLING = 1e-6
-MOST_PROBES = 256
+MOST_PROBES = 1024
 PROBE_NEIGHBOURS = 256
 # the cost of a level relative to the previous one, to decide whether it fits the remaining time
 GROWTH = 4.5

@@ -86,7 +86,7 @@ class RowShards(eqx.Module):
         return RowShards(data, self.n, self.mesh)
 
 
-Tall = Float[Array, "n m"] | RowShards
+Tall = Float[Array, "n _"] | RowShards
 
 
 def sharding(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:

@@ -144,8 +144,20 @@ def confidence(results: Mapping[str, Any]) -> dict[str, str]:
                 for data, one in sets.items()
             ],
         ),
+        "wide": _too_wide(sets),
         "machine": machine(found),
     }  # fmt: skip
+
+
+def _too_wide(sets: Mapping[str, Any]) -> str:
+    """What a reader should know where the likely interval is wider than asked; nothing otherwise."""
+    names = [name for name, one in sets.items() if one["many"]["likely_width"] > one["many"]["wanted"]]
+    if not names:
+        return "It is on every set."
+    return (
+        f"It is not on {', '.join(names)}, with as many probes as are tried. Where the certain width is\n"
+        "infinite, the noise is so small compared with the kernel's variance that float64 proves nothing."
+    )
 
 
 def suite(results: Mapping[str, Any]) -> dict[str, str]:

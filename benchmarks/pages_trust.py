@@ -155,8 +155,9 @@ def _too_wide(sets: Mapping[str, Any]) -> str:
     if not names:
         return "It is on every set."
     return (
-        f"It is not on {', '.join(names)}, with as many probes as are tried. Where the certain width is\n"
-        "infinite, the noise is so small compared with the kernel's variance that float64 proves nothing."
+        f"It is not on {', '.join(names)}, with as many probes as are tried. Where the certain width\n"
+        "is infinite, the noise is so small compared with the kernel's variance that float64 proves\n"
+        "nothing."
     )
 
 

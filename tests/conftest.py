@@ -107,6 +107,7 @@ AS_USERS_RUN = (
 # Files by the time they take, longest first, so that no worker is left alone with a long one at the end.
 # `make durations` prints what the order should be. Files that are not here follow in alphabetical order.
 LONGEST_FIRST = (
+    "distributed",
     *("docs", "hard_data", "certificate", "checkpoint", "row_noise", "train", "regressor", "paper"),
     *("iterative", "chain", "progressive", "cli", "variance", "choices", "bounds", "rounding"),
     *("operator", "store", "kernel_choice", "stored_bounds", "tables", "backends", "system", "memory"),

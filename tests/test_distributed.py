@@ -61,6 +61,11 @@ def one_device() -> dict:
     return alone("everything")
 
 
+@pytest.fixture(scope="module")
+def one_fit() -> dict:
+    return alone("fitting")
+
+
 def assert_same(found: dict, wanted: dict) -> None:
     assert set(found) == set(wanted)
     for name, value in wanted.items():
@@ -81,8 +86,8 @@ def test_two_processes_give_the_same_answers(one_device):
     assert_same(first, one_device)
 
 
-def test_two_processes_fit_the_same_model():
-    wanted = alone("fitting")
+def test_two_processes_fit_the_same_model(one_fit):
+    wanted = one_fit
     first, second = together("fitting")
     assert first == second
     np.testing.assert_allclose(first["bound"], wanted["bound"], rtol=1e-8)
@@ -95,8 +100,8 @@ def test_a_process_holds_its_share_of_the_factors():
         assert found["held"] == 8 * m * (n + 1) // 2
 
 
-def test_a_killed_process_ends_the_others_and_one_process_resumes(tmp_path):
-    wanted = alone("fitting")
+def test_a_killed_process_ends_the_others_and_one_process_resumes(tmp_path, one_fit):
+    wanted = one_fit
     path = str(tmp_path / "checkpoint")
     ended = finish(*started("fitting", checkpoint=path, die=1))
     assert ended[1][0] != 0

@@ -16,6 +16,7 @@ from cglb.compute.mesh import Mesh
 from cglb.core.validation import boundary
 from cglb.kernels.base import Kernel
 from cglb.linalg import pivots_mesh
+from cglb.linalg.pivoting import in_stages
 from cglb.linalg.row_noise import number
 
 __all__ = ["greedy", "greedy_rows", "kmeans", "pivots", "uniform"]
@@ -24,7 +25,6 @@ __all__ = ["greedy", "greedy_rows", "kmeans", "pivots", "uniform"]
 # a conditional variance below this share of the largest prior variance is rounding: earlier rows
 # already determine this row
 DETERMINED = 1e-10
-FIRST_STAGE = 64  # columns of the factor in the first stage of `pivots`
 # avoids a division by 0 where the variance is 0
 TINY = 1e-300
 
@@ -85,7 +85,7 @@ def pivots(m: int, kernel: Kernel, X: Array) -> tuple[Array, Array]:
     """
     backend = backend_of(kernel, X)
     if isinstance(backend, Mesh):
-        return pivots_mesh.pivots(backend.mesh, m, FIRST_STAGE, TINY, kernel, X)
+        return pivots_mesh.pivots(backend.mesh, m, TINY, kernel, X)
     return _pivots(m, kernel, X)
 
 
@@ -93,34 +93,21 @@ def pivots(m: int, kernel: Kernel, X: Array) -> tuple[Array, Array]:
 def _pivots(m: int, kernel: Kernel, X: Array) -> tuple[Array, Array]:
     """Pivots [m] and their conditional variances [m]: distinct rows, also if m exceeds the rank of K.
 
-    O(nm²). The width of the factor doubles in stages, so that a step reads few columns that are still
-    empty.
+    O(nm²).
     """
-    n = X.shape[0]
-    diag = kernel.diag(X)
-    C = jnp.zeros((0, n), dtype=X.dtype)
-    chosen, variances = [], []
-    start = 0
-    while start < m:
-        stop = min(m, max(FIRST_STAGE, 2 * start))
-        C = jnp.concatenate([C, jnp.zeros((stop - start, n), dtype=X.dtype)])
 
-        def step(state: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], tuple]:
-            C, diag = state
-            pivot = jnp.argmax(diag)
-            variance = diag[pivot]
-            column = kernel(X, lax.dynamic_slice_in_dim(X, pivot, 1))[:, 0]
-            column = (column - C[:, pivot] @ C) / jnp.sqrt(jnp.maximum(variance, TINY))
-            C = lax.dynamic_update_slice_in_dim(C, column[None, :], t, axis=0)
-            diag = jnp.maximum(diag - column * column, 0.0).at[pivot].set(-jnp.inf)
-            diag = jnp.where(jnp.isneginf(state[1]), -jnp.inf, diag)  # chosen rows stay out
-            return (C, diag), (pivot, variance)
+    def step(state: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], tuple]:
+        C, diag = state
+        pivot = jnp.argmax(diag)
+        variance = diag[pivot]
+        column = kernel(X, lax.dynamic_slice_in_dim(X, pivot, 1))[:, 0]
+        column = (column - C[:, pivot] @ C) / jnp.sqrt(jnp.maximum(variance, TINY))
+        C = lax.dynamic_update_slice_in_dim(C, column[None, :], t, axis=0)
+        diag = jnp.maximum(diag - column * column, 0.0).at[pivot].set(-jnp.inf)
+        diag = jnp.where(jnp.isneginf(state[1]), -jnp.inf, diag)  # chosen rows stay out
+        return (C, diag), (pivot, variance)
 
-        (C, diag), (p, s) = lax.scan(step, (C, diag), jnp.arange(start, stop))
-        chosen.append(p)
-        variances.append(s)
-        start = stop
-    return jnp.concatenate(chosen), jnp.concatenate(variances)
+    return in_stages(m, kernel.diag(X), step)
 
 
 def pivot_rows(kernel: Kernel, X: Float[Array, "n d"], rank: int = 100) -> Float[Array, "m d"]:

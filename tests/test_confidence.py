@@ -9,6 +9,7 @@ import scipy.linalg
 
 import cglb
 from cglb import bounds
+from cglb.bounds import certificate
 from cglb.linalg import quadrature
 from cglb.linalg.quadrature import LogQuadrature
 from cglb.linalg.system import System
@@ -86,6 +87,23 @@ def test_the_likely_interval_is_inside_the_certain_one_and_says_how_it_was_found
     assert "probes" in found.message
     assert "99% confidence" in str(found)
     assert found.shifted(3.0).likely == (low + 3.0, high + 3.0)
+
+
+def test_a_wider_chain_takes_the_place_of_many_probes(monkeypatch):
+    """A chain with few neighbours would need hundreds of probes for a hundredth of a nat."""
+    monkeypatch.setattr(certificate, "PROBE_NEIGHBOURS", 8)
+    x, y, z = problems.data(n=400, m=10)
+    exact = float(bounds.exact(GP, x, y).value)
+    with cglb.float64():
+        gp, x, y, z = jax.tree.map(jnp.asarray, (GP, x, y, z))
+        found = certificate.Certificate(System(gp, x, z), y)
+        found.refine()
+        (low, high), probes = found.likely(0.99, 0.05, None)
+        narrow = certificate.Certificate(System(gp, x, z), y, memory_gb=1e-9)
+        narrow.refine()
+        _, many = narrow.likely(0.99, 0.05, None)
+    assert low <= exact <= high <= low + 0.05
+    assert probes <= certificate.MANY_PROBES < many
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, -0.5, float("nan")])

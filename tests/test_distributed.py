@@ -95,9 +95,13 @@ def test_two_processes_fit_the_same_model(one_fit):
 
 
 def test_a_process_holds_its_share_of_the_factors():
-    n, m = 4001, 256
-    for found in together("memory", n=n, m=m):
-        assert found["held"] == 8 * m * (n + 1) // 2
+    """At its peak, too: what more inducing points add is the half of what they add to one process."""
+    sizes = {"n": 12_001, "few": 64, "many": 1024}
+    whole = alone("memory", **sizes)
+    for found in together("memory", **sizes):
+        assert found["held"] == 8 * sizes["many"] * (sizes["n"] + 1) // 2
+        assert found["growth"] <= 0.6 * whole["growth"]
+    assert whole["growth"] >= whole["held"] == 8 * sizes["many"] * sizes["n"]
 
 
 def test_a_killed_process_ends_the_others_and_one_process_resumes(tmp_path, one_fit):
@@ -133,6 +137,25 @@ def test_different_data_are_an_error_in_every_process():
     for code, _, err in finish(*children):
         assert code != 0
         assert "All processes of a run must have the same data and settings" in err
+
+
+def test_different_versions_are_an_error_in_every_process():
+    """The second process claims another version of SciPy."""
+    address = f"127.0.0.1:{free_port()}"
+    program = (
+        "import sys\nfrom importlib import metadata\nimport cglb\n"
+        "real, pretend = metadata.version, {'1': {'scipy': '0.1'}}.get(sys.argv[1], {})\n"
+        "metadata.version = lambda name: pretend.get(name) or real(name)\n"
+        f"cglb.distributed.initialize('{address}', 2, int(sys.argv[1]), devices=1, timeout=60)"
+    )
+    children = [
+        subprocess.Popen([sys.executable, "-c", program, str(i)], stderr=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    for code, _, err in finish(*children):
+        assert code != 0
+        assert "versions" in err
+        assert "scipy 0.1" in err
 
 
 @pytest.mark.parametrize(

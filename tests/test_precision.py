@@ -78,6 +78,20 @@ def test_every_path_gives_entries_within_the_stated_rounding(kind, case, d):
             assert error <= allowed, name
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", [cglb.Matern12, cglb.Matern32])
+def test_tiles_from_differences_are_within_the_rounding_of_differences(kind, case):
+    d = 6  # ordinary tiles come from a matrix product
+    k = kernel(kind, d)
+    allowed = k.rounding(d, differences=True) * float(k.variance)
+    assert allowed < 0.1 * k.rounding(d) * float(k.variance)
+    with cglb.float64():
+        X = jnp.asarray(rows(case, d))
+        plan = CPU(width=1, tile_rows=10).plan(X, symmetric=True)._replace(differences=True)
+        K = tiles.product(plan, jax.tree.map(jnp.asarray, k), X, X, jnp.eye(len(X)))
+    assert np.abs(np.asarray(K) - exact(kind, case, d)).max() <= allowed
+
+
 @pytest.mark.parametrize("d", [1, 6])
 def test_coincident_rows_have_distance_zero_and_tiny_distances_are_kept(d):
     X = np.full((3, d), 1e3)

@@ -15,7 +15,7 @@ from cglb.bounds.logdet import Chain
 from cglb.linalg.operator import KernelOperator
 
 
-def objective(task, data, tolerance):
+def objective(task, data, tolerance, blocks):
     """A call that gives (value, gradient in hyperparameters and Z) at fixed (θ, Z, v)."""
     gp = cglb.GP(cglb.Matern32(data["lengthscale"], data["variance"]), data["noise"], data["mean"])
     gp = jax.tree.map(jnp.asarray, gp)
@@ -23,8 +23,7 @@ def objective(task, data, tolerance):
     settings = {
         "sgpr": SGPR("trace"),
         "cglb": CGLB("amgm", tolerance, precondition="nystrom"),
-        # the blocks that commit 538c948 has by default, so that both sides have the same bound
-        "chain": CGLB(Chain(block=64, neighbours=64), tolerance),
+        "chain": CGLB(Chain(*blocks), tolerance),
     }[task]
     prepared = settings.prepare(settings.system(gp, X, Z))
 
@@ -54,6 +53,7 @@ def add_options(parser):
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     parser.add_argument("--result", default=None)
     parser.add_argument("--no-cg", action="store_true", help="take v as it is")
+    parser.add_argument("--blocks", type=int, nargs=2, default=(), help="rows and neighbours of a block")
 
 
 def main():
@@ -65,7 +65,7 @@ def main():
         if options.task == "product":
             call, result = product(data, options.dtype)
         else:
-            call = objective(options.task, data, 1e300 if options.no_cg else 1.0)
+            call = objective(options.task, data, 1e300 if options.no_cg else 1.0, options.blocks)
         results, times, first = protocol.measure(call, options.repeats)
     if options.result and result:
         np.savez(options.result, result=result[0][:, None])

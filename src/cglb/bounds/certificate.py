@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from functools import cached_property
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,10 +24,11 @@ from scipy.stats import t as student
 from cglb.bounds.logdet import LogdetBound, Side, by_cost
 from cglb.bounds.terms import BoundTerms
 from cglb.linalg import dense, inducing
-from cglb.linalg.blocks import NEIGHBOURS, Neighbours, find_blocks
-from cglb.linalg.cg import Limits
+from cglb.linalg.blocks import BLOCK, NEIGHBOURS, Neighbours, find_blocks
+from cglb.linalg.cg import Limits, Solution
 from cglb.linalg.nystrom import DEFAULT_JITTER
-from cglb.linalg.quadrature import LogQuadrature
+from cglb.linalg.quadratic import QuadraticInterval
+from cglb.linalg.quadrature import PROBES, LogQuadrature
 from cglb.linalg.rounding import Rounding, dense_rounding, gamma, provable_jitter
 from cglb.linalg.system import Solver, System
 
@@ -36,12 +36,17 @@ __all__ = ["Certificate"]
 
 # nats of CG's slack: far below the gap of the log-determinant
 CG_NATS = 1e-3
-# nats by which rounding may widen the first level before its factors are made anew with more jitter
-WORTH_FACTORING = 0.01
+# nats by which rounding may widen a level before its factors are made anew with more jitter, or its
+# product K̂v more precisely
+WORTH_MENDING = 0.01
 # nats of rounding that a reader of the interval is told about
 WORTH_TELLING = 1e-6
 MOST_PROBES = 1024
-PROBE_NEIGHBOURS = 256
+# neighbours of the chain that whitens the probes: at first, and twice as many while that many probes
+# would be needed, since a wider chain costs less than they do
+PROBE_NEIGHBOURS, MANY_PROBES = 256, 64
+# the cost of a chain relative to one with half as many neighbours, at most
+WIDER = 8.0
 # the cost of a level relative to the previous one, to decide whether it fits the remaining time
 GROWTH = 4.5
 
@@ -74,6 +79,9 @@ class Certificate:
         self.rounding = 0.0
         self._form = (-math.inf, math.inf)  # an interval for eᵀK̂⁻¹e
         self.left_out: dict[str, None] = {}  # bounds that were not finite, in order
+        self._quadrature: LogQuadrature | None = None
+        self._probe_neighbours = PROBE_NEIGHBOURS
+        self._whiten_seconds = 0.0
 
     @property
     def width(self) -> float:
@@ -109,13 +117,14 @@ class Certificate:
         self._v = solution.v
         rounding = Rounding.of(system)
         quadratic = rounding.quadratic(e, solution)
+        if _part_of_rounding(quadratic, solution) > WORTH_MENDING:
+            quadratic = rounding.precise_quadratic(system, e, solution)
         self._form = float(quadratic.lower), float(quadratic.upper)
         above, below = (self._values(side, system, rounding) for side in (Side.ABOVE, Side.BELOW))
-        slack = max(float(quadratic.upper - quadratic.lower) - 2.0 * float(solution.slack), 0.0)
         self._narrow(
             _nats(system.count, float(quadratic.upper), min(above), -1.0),
             _nats(system.count, float(quadratic.lower), max(below), 1.0),
-            0.5 * rounding.logdet + 0.25 * slack,
+            0.5 * rounding.logdet + _part_of_rounding(quadratic, solution),
         )
         # fewer points than requested: they already determine all other rows
         self.settled = system.m >= system.count or system.m < asked
@@ -166,7 +175,7 @@ class Certificate:
         given = self._system
         jitter = provable_jitter(given.gp.kernel, given.X.shape[1], min(self._m, given.count))
         if self._first:
-            if Rounding.of(given).logdet <= WORTH_FACTORING or given.solver.jitter >= jitter:
+            if Rounding.of(given).logdet <= WORTH_MENDING or given.solver.jitter >= jitter:
                 return given
             solver = replace(given.solver, jitter=jitter)
             return given.again(solver, given.neighbours)
@@ -187,12 +196,22 @@ class Certificate:
         """The number of rows."""
         return self._system.count
 
-    @cached_property
-    def _quadrature(self) -> LogQuadrature:
-        """Whitened by a chain with more neighbours than a bound pays for, to need fewer probes."""
-        system = self._system
-        blocks = find_blocks(system.gp.kernel, system.X, neighbours=min(PROBE_NEIGHBOURS, system.n))
-        return LogQuadrature(system, blocks=blocks)
+    def _whiten(self, neighbours: int) -> LogQuadrature:
+        """Quadrature whitened by a chain with more neighbours than a bound pays for."""
+        started, system = time.perf_counter(), self._system
+        self._probe_neighbours = min(neighbours, system.n)
+        blocks = find_blocks(system.gp.kernel, system.X, neighbours=self._probe_neighbours)
+        self._quadrature = LogQuadrature(system, blocks=blocks)
+        self._whiten_seconds = time.perf_counter() - started
+        return self._quadrature
+
+    def _can_widen(self, seconds: float) -> bool:
+        """Whether a chain with twice as many neighbours fits the data, the memory and the time."""
+        wider, n = 2 * self._probe_neighbours, self._system.n
+        # the factors, their copy by blocks, and what is gathered from a few columns
+        needed = 3 * 8 * n * (wider + BLOCK) / 2**30
+        fits = needed <= self._memory_gb and WIDER * self._whiten_seconds <= seconds
+        return self._probe_neighbours < self._system.count and fits
 
     def likely(
         self, confidence: float, tolerance: float, seconds: float | None, seed: int = 0
@@ -206,7 +225,9 @@ class Certificate:
             seed: of the probes.
         """
         started, system = time.perf_counter(), self._system
-        quadrature, looks = self._quadrature.restarted(seed), 0
+        allowed = math.inf if seconds is None else seconds
+        quadrature = (self._quadrature or self._whiten(PROBE_NEIGHBOURS)).restarted(seed)
+        looks = 0
         while True:
             before = time.perf_counter()
             quadrature.more()
@@ -219,10 +240,13 @@ class Certificate:
             low, high = quadrature.interval(quantile)
             lower = max(self.lower, _nats(system.count, self._form[1], high, -1.0))
             upper = max(min(self.upper, _nats(system.count, self._form[0], low, 1.0)), lower)
-            last = time.perf_counter() - before
-            spent = time.perf_counter() - started + last
-            if upper - lower <= tolerance or count >= MOST_PROBES or (seconds or math.inf) < spent:
+            width, now = upper - lower, time.perf_counter()
+            left = allowed - (now - started) - (now - before)
+            if width <= tolerance or count >= MOST_PROBES or left < 0.0:
                 return (lower, upper), count
+            needed = count * (width / tolerance) ** 2
+            if count == PROBES and needed > MANY_PROBES and self._can_widen(left):
+                quadrature = self._whiten(2 * self._probe_neighbours).restarted(seed)
 
     def exact(self, known: tuple[float, Float[Array, " n"]] | None = None) -> None:
         """Compute log p(y) by Cholesky, in place: one n × n array.
@@ -241,6 +265,11 @@ class Certificate:
         nats = 0.5 * (error.logdet + error.quadratic) + 4.0 * gamma(system.n) * (abs(value) + system.n)
         self._narrow(value - nats, value + nats, nats)
         self.settled = True
+
+
+def _part_of_rounding(quadratic: QuadraticInterval, solution: Solution) -> float:
+    """Nats of half the width of ½eᵀK̂⁻¹e that CG's slack does not account for."""
+    return 0.25 * max(float(quadratic.upper - quadratic.lower) - 2.0 * float(solution.slack), 0.0)
 
 
 def _nats(n: int, quadratic: float, logdet: float, outwards: float) -> float:

@@ -28,7 +28,7 @@ from cglb.compute.shards import RowShards, Tall
 from cglb.compute.tiling import Plan, pad_rows
 from cglb.core.precision import Number
 from cglb.kernels.base import Kernel
-from cglb.kernels.distance import middle
+from cglb.kernels.distance import by_differences, middle
 
 __all__ = ["bilinear", "known_product", "product", "trace_of_square"]
 
@@ -73,7 +73,7 @@ def bilinear(
     """
     backend = backend_of(kernel, X1, X2, a, b)
     walk = backend.walk(plan, X1.shape[0], X2.shape[0])
-    F1, F2 = _features(plan.symmetric, kernel, X1, X2)
+    F1, F2 = _features(plan, kernel, X1, X2)
     left = _padded(_Side(F1, a), walk.rows, plan.tile)
     right = _padded(_Side(F2, b), walk.columns, plan.tile)
     bars = backend.parallel.sum(
@@ -107,7 +107,7 @@ def trace_of_square(
     """Σ_{i≠j} TᵢⱼTⱼᵢ for T = K/noise − AᵀH: tr T² without its diagonal. 2n²m flops; values only."""
     backend = backend_of(kernel, X, noise, At, Ht)
     walk = backend.walk(plan, X.shape[0], X.shape[0])
-    F, _ = _features(True, kernel, X, X)
+    F, _ = _features(plan, kernel, X, X)
     if isinstance(At, RowShards) and isinstance(Ht, RowShards):
         return trace_mesh.trace_of_square(plan.tile, kernel, F, noise, At, Ht)
     rows = _TraceBlocks(F, At, Ht, jnp.ones(X.shape[0], dtype=X.dtype))
@@ -137,7 +137,7 @@ _known_product.defvjp(_known_forward, _known_backward)
 def _product(plan: Plan, kernel: Kernel, X1: Array, X2: Array, V: Array) -> Array:
     backend = backend_of(kernel, X1, X2, V)
     walk = backend.walk(plan, X1.shape[0], X2.shape[0])
-    F1, F2 = _features(plan.symmetric, kernel, X1, X2)
+    F1, F2 = _features(plan, kernel, X1, X2)
     right, diagonal = _right_side(plan, walk.columns, kernel, F2, _Rows(X2, V))
     F1 = right.F if plan.symmetric else _padded(F1, walk.rows, plan.tile)
     total = backend.parallel.sum(partial(_product_part, plan.symmetric), (kernel, F1, right), walk.parts)
@@ -161,12 +161,13 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 @partial(jax.jit, static_argnums=0)
-def _features(symmetric: bool, kernel: Kernel, X1: Array, X2: Array) -> tuple[Any, Any]:
+def _features(plan: Plan, kernel: Kernel, X1: Array, X2: Array) -> tuple[Any, Any]:
     """The kernel's features of either side, made once for all tiles."""
     kernel.check_columns(X1.shape[1])
     origin = middle(X2)
     F2 = kernel.features(X2, origin)
-    return (F2 if symmetric else kernel.features(X1, origin)), F2
+    F1 = F2 if plan.symmetric else kernel.features(X1, origin)
+    return by_differences((F1, F2)) if plan.differences else (F1, F2)
 
 
 _padded = jax.jit(pad_rows, static_argnums=(1, 2))

@@ -21,6 +21,7 @@ class Plan(NamedTuple):
 
     tile: int
     symmetric: bool  # X1 is X2: visit each pair of blocks once
+    differences: bool = False  # distances of a product are made from differences, as precise as can be
 
 
 class Blocking(NamedTuple):

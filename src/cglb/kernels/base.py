@@ -113,11 +113,16 @@ class Kernel(eqx.Module):
             ValueError: if it cannot.
         """
 
-    def rounding(self, d: int) -> float:
+    def rounding(self, d: int, differences: bool = False) -> float:
         """An upper bound on |computed − exact|/√(k(x, x)k(x', x')) of an entry on d columns, in float64.
 
         Certificates widen their intervals by what this may change. By default that of the distances that
         the kernels of this package use; a kernel whose entries are less precise must say so.
+
+        Args:
+            d: columns.
+            differences: for features changed by `distance.by_differences`; they make a difference only
+                to kernels that use `distance.Rows`.
         """
         return entry_rounding(d)
 

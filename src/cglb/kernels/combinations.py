@@ -42,8 +42,8 @@ class Sum(Kernel):
         self.left.check_columns(d)
         self.right.check_columns(d)
 
-    def rounding(self, d: int) -> float:
-        return max(self.left.rounding(d), self.right.rounding(d)) + UNIT
+    def rounding(self, d: int, differences: bool = False) -> float:
+        return max(self.left.rounding(d, differences), self.right.rounding(d, differences)) + UNIT
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.maximum(self.left.relevance(d), self.right.relevance(d))
@@ -79,8 +79,8 @@ class Product(Kernel):
         self.left.check_columns(d)
         self.right.check_columns(d)
 
-    def rounding(self, d: int) -> float:
-        return _product_rounding(self.left.rounding(d), self.right.rounding(d))
+    def rounding(self, d: int, differences: bool = False) -> float:
+        return _product_rounding(self.left.rounding(d, differences), self.right.rounding(d, differences))
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.maximum(self.left.relevance(d), self.right.relevance(d))
@@ -123,8 +123,8 @@ class Power(Kernel):
     def check_columns(self, d: int) -> None:
         self.kernel.check_columns(d)
 
-    def rounding(self, d: int) -> float:
-        return self.exponent * _product_rounding(self.kernel.rounding(d), 0.0)
+    def rounding(self, d: int, differences: bool = False) -> float:
+        return self.exponent * _product_rounding(self.kernel.rounding(d, differences), 0.0)
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return self.kernel.relevance(d)
@@ -161,8 +161,8 @@ class Scaled(Kernel):
     def check_columns(self, d: int) -> None:
         self.kernel.check_columns(d)
 
-    def rounding(self, d: int) -> float:
-        return _product_rounding(self.kernel.rounding(d), 0.0)
+    def rounding(self, d: int, differences: bool = False) -> float:
+        return _product_rounding(self.kernel.rounding(d, differences), 0.0)
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return self.kernel.relevance(d)
@@ -215,8 +215,8 @@ class Columns(Kernel):
             )
         self.kernel.check_columns(len(self.columns))
 
-    def rounding(self, d: int) -> float:
-        return self.kernel.rounding(len(self.columns))
+    def rounding(self, d: int, differences: bool = False) -> float:
+        return self.kernel.rounding(len(self.columns), differences)
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         out = np.zeros(d)

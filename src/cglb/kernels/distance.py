@@ -25,7 +25,15 @@ from jaxtyping import Array, Float
 
 from cglb.core.parameters import Numbers
 
-__all__ = ["Rows", "entry_rounding", "far_apart", "from_distance", "middle", "squared_distance"]
+__all__ = [
+    "Rows",
+    "by_differences",
+    "entry_rounding",
+    "far_apart",
+    "from_distance",
+    "middle",
+    "squared_distance",
+]
 
 # columns up to which differences cost no more than a matrix product
 DIRECT = 4
@@ -159,14 +167,33 @@ def _differences(X1: Array, X2: Array, inverse: Array) -> Array:
     return lax.fori_loop(0, inverse.shape[0], add, start)
 
 
-def entry_rounding(d: int) -> float:
+def by_differences(features: Any) -> Any:
+    """Features of rows whose distances are all made from differences: slower, and as precise as can be.
+
+    Their norms are not a number, which no check of `from_distance` finds precise enough.
+    """
+
+    def without_norms(leaf: Any) -> Any:
+        return (
+            leaf._replace(norms=jnp.full_like(leaf.norms, jnp.nan)) if isinstance(leaf, Rows) else leaf
+        )
+
+    return jax.tree.map(without_norms, features, is_leaf=lambda leaf: isinstance(leaf, Rows))
+
+
+def entry_rounding(d: int, differences: bool = False) -> float:
     """An upper bound on the error of an entry k(x, x') relative to k(x, x), on d columns, in float64.
 
     The product of d columns, the norms and the scaling err by at most (2d + 8) units of |s|² + |s'|².
     The slope of a profile is at most 3/2 where LIMIT bounds that sum, and at most 0.4/r² elsewhere.
     Differences err by (d + 6) units of r². The profile itself has a few units.
+
+    Args:
+        d: columns.
+        differences: whether all distances are made from differences.
     """
-    return (16.0 + (d + 6.0 if d <= DIRECT else 1.5 * LIMIT * (2.0 * d + 8.0))) * UNIT
+    product = d > DIRECT and not differences
+    return (16.0 + (1.5 * LIMIT * (2.0 * d + 8.0) if product else d + 6.0)) * UNIT
 
 
 def squared_distance(X1: Float[Array, "n1 d"], X2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:

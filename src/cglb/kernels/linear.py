@@ -43,7 +43,7 @@ class Linear(Kernel):
     def check_columns(self, d: int) -> None:
         check_count("Linear", "variance", self.variance, d)
 
-    def rounding(self, d: int) -> float:
+    def rounding(self, d: int, differences: bool = False) -> float:
         return (d + 2.0) * UNIT  # of d products, whose sizes sum to at most √(k(x, x)k(x', x'))
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
@@ -71,7 +71,7 @@ class Constant(Kernel):
     def diag(self, X: Float[Array, "n d"]) -> Float[Array, " n"]:
         return jnp.full(X.shape[:1], self.variance, dtype=X.dtype)
 
-    def rounding(self, d: int) -> float:
+    def rounding(self, d: int, differences: bool = False) -> float:
         return 0.0
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:

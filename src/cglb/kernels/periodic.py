@@ -61,7 +61,7 @@ class Periodic(Kernel):
         check_count("Periodic", "lengthscale", self.lengthscale, d)
         check_count("Periodic", "period", self.period, d)
 
-    def rounding(self, d: int) -> float:
+    def rounding(self, d: int, differences: bool = False) -> float:
         # points on circles of radius 1/lengthscale are rounded in units of that radius
         return entry_rounding(2 * d) * max(1.0, 1.0 / float(np.min(self.lengthscale)))
 

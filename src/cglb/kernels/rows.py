@@ -81,9 +81,9 @@ class RowScaled(Kernel, known_as="_row_scaled"):
     def check_columns(self, d: int) -> None:
         self.kernel.check_columns(d - self.extra)
 
-    def rounding(self, d: int) -> float:
+    def rounding(self, d: int, differences: bool = False) -> float:
         # two products with s, whose own error of a few units both sides of the ratio share
-        return self.kernel.rounding(d - self.extra) + 16.0 * UNIT
+        return self.kernel.rounding(d - self.extra, differences) + 16.0 * UNIT
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return np.append(self.kernel.relevance(d - self.extra), np.zeros(self.extra))

@@ -26,7 +26,7 @@ from cglb.core.parameters import (
 )
 from cglb.core.precision import Number
 from cglb.kernels.base import Features, Kernel, replace_fields
-from cglb.kernels.distance import Rows, far_apart, from_distance
+from cglb.kernels.distance import Rows, entry_rounding, far_apart, from_distance
 
 __all__ = ["RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", "Stationary"]
 
@@ -102,6 +102,13 @@ class Stationary(Kernel):
 
     def check_columns(self, d: int) -> None:
         check_count(type(self).__name__, "lengthscale", self.lengthscale, d)
+
+    def rounding(self, d: int, differences: bool = False) -> float:
+        own = (
+            type(self).between is not Stationary.between
+            or type(self).features is not Stationary.features
+        )
+        return entry_rounding(d, differences and not own)
 
     def relevance(self, d: int) -> Float[np.ndarray, " d"]:
         return 1.0 / per_column(self.lengthscale, d)

@@ -82,6 +82,20 @@ class KernelOperator(eqx.Module):
         """K̂ V for one vector [n] or several [n, t]: n² kernel entries."""
         return _product(self, V)
 
+    def precise(self, v: Float[Array, " n"]) -> tuple[Float[Array, " n"], int]:
+        """K̂v with distances from differences and sums tile by tile, and the terms of its longest sum.
+
+        For concrete arrays; a few times the time of an ordinary product.
+        """
+        backend = backend_of(self, v)
+        plan = backend.plan(self.X, symmetric=True)._replace(differences=True)
+        walk = backend.walk(plan, self.n, self.n)
+        columns, noise_columns = _with_noise(self.noise, v, self.X)
+        found = tiles.product(plan, self.kernel, self.X, self.X, columns)
+        # a sum per tile, one over tiles and one over parts; the diagonal is added and taken away again
+        terms = 2 * (plan.tile + walk.columns + len(walk.parts[0]))
+        return _shaped_like(v, found, noise_columns), terms
+
     def cross(self, X_star: Float[Array, "s d"], V: Float[Array, "n *t"]) -> Float[Array, "s *t"]:
         """K(X_star, X) V, without noise: s·n kernel entries."""
         plan = backend_of(self, X_star, V).plan(self.X, symmetric=False)

@@ -28,7 +28,7 @@ from cglb.linalg.krylov import dot
 from cglb.linalg.preconditioners import whole_chain
 from cglb.linalg.system import System
 
-__all__ = ["LogQuadrature", "Probes"]
+__all__ = ["PROBES", "LogQuadrature", "Probes"]
 
 MOST_STEPS = 100
 # Lanczos stops when the two rules differ by this share of the spread over probes

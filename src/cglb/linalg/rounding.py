@@ -7,7 +7,7 @@ with entries of at most c√(aᵢᵢaⱼⱼ) has a norm of at most c·tr A. The 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -99,6 +99,7 @@ class Rounding:
         logs: Σ (1 + |log Dᵢ|), Dᵢ the noise variance of each row.
         explained: ‖A‖².
         missing: ε, a bound on the trace of a P ⪰ 0 with K̂ + P ⪰ Q̂ for the computed factors of Q̂.
+        separation: at most the smallest eigenvalue of I + AAᵀ scaled to a unit diagonal; 0 if unknown.
     """
 
     n: int
@@ -110,10 +111,11 @@ class Rounding:
     logs: float
     explained: float
     missing: float
+    separation: float
 
     @classmethod
     def of(cls, system: System) -> Rounding:
-        """For a system with concrete arrays: O(nm), or O(nm²) where its jitter alone proves nothing."""
+        """For a system with concrete arrays: O(nm + m³), or O(nm²) where its jitter proves nothing."""
         kernel, factors = system.gp.kernel, system.nystrom
         d, diag = system.X.shape[1], np.asarray(factors.k_diag)
         trace, entry = float(np.sum(diag)), kernel.rounding(d)
@@ -121,7 +123,9 @@ class Rounding:
         explained = _explained(factors.At)
         noise = float(system.gp.noise)
         logs = log_size(kernel, noise, system.X)
-        return cls(system.n, system.m, entry, noise, trace, float(diag.max()), logs, explained, missing)
+        separation = _separation(factors)
+        sizes = entry, noise, trace, float(diag.max()), logs, explained, missing, separation
+        return cls(system.n, system.m, *sizes)
 
     @cached_property
     def product(self) -> float:
@@ -135,25 +139,62 @@ class Rounding:
 
     @cached_property
     def logdet_B(self) -> float:
-        """Of log|I + AAᵀ|: √m·D/(1 − D), D = γ(n + m)(m + ‖A‖²), for I + AAᵀ ⪰ I."""
+        """Of log|I + AAᵀ|: √m·D/(1 − D), D = γ(n + m)·min(m/λ, m + ‖A‖²), λ the separation.
+
+        Rounding changes entry (i, j) of B = I + AAᵀ by at most γ(n + m)√(bᵢᵢbⱼⱼ). In units of its
+        diagonal, the change has a norm of at most γ(n + m)m and the smallest eigenvalue of B is λ. With
+        greedy points the rows of A shrink from first to last, and λ is far from 0 although B is
+        ill-conditioned.
+        """
+        scaled = self.m / self.separation if self.separation > 0.0 else np.inf
+        change = gamma(self.n + self.m) * min(scaled, self.m + self.explained)
+        return float(np.sqrt(self.m)) * _ratio(change, 1.0)
+
+    @cached_property
+    def eigenvalues_B(self) -> float:
+        """Of Σ log λᵢ(I + AAᵀ), one by one: √m·D/(1 − D), D = γ(n + m)(m + ‖A‖²), for I + AAᵀ ⪰ I."""
         change = gamma(self.n + self.m) * (self.m + self.explained)
         return float(np.sqrt(self.m)) * _ratio(change, 1.0)
 
     @cached_property
     def logdet(self) -> float:
-        """Of a bound on log|K̂| by log|Q̂| and diag(K − Q), from above or from below.
+        """Of a bound on log|K̂| by log|Q̂| and diag(K − Q), from above or from below."""
+        return 2.0 * self.logdet_B + self._residual
 
-        The eigenvalues of Q̂ err by no more than a factorisation. What E lacks to be positive
-        semi-definite, ε, and the rounding of its diagonal, γ(m)·tr K, change log|I + E/σ²| and its
-        bounds by at most their sum over σ².
+    @cached_property
+    def spectrum(self) -> float:
+        """The same for a bound by all eigenvalues of Q̂ instead of log|Q̂|."""
+        return 2.0 * self.eigenvalues_B + self._residual
+
+    @cached_property
+    def _residual(self) -> float:
+        """What E = K − Q and sums add.
+
+        What E lacks to be positive semi-definite, ε, and the rounding of its diagonal, γ(m)·tr K, change
+        log|I + E/σ²| and its bounds by at most their sum over σ².
         """
         diagonal = (self.entry + 2.0 * gamma(self.m)) * self.trace / self.noise
         lost = -float(np.log1p(-self.lost)) if self.lost < 1.0 else np.inf
-        size = self.logs + self.m
-        return 2.0 * self.logdet_B + lost + diagonal + 4.0 * gamma(self.n) * size
+        size = self.logs + self.m * (1.0 + float(np.log1p(self.explained)))
+        return lost + diagonal + 4.0 * gamma(self.n) * size
+
+    def precise_quadratic(
+        self, system: System, e: Float[Array, " n"], solution: Solution
+    ) -> QuadraticInterval:
+        """`quadratic` with K̂v made again as precisely as float64 can: one more pass over K̂."""
+        K_hat_v, terms = system.operator.precise(solution.v)
+        r = e - K_hat_v
+        slack = 0.5 * jnp.vdot(r, system.nystrom.solve(r))
+        entry = system.gp.kernel.rounding(system.X.shape[1], differences=True)
+        product = (entry + gamma(terms)) * (self.trace + self.n * self.noise)
+        return self.quadratic(e, replace(solution, K_hat_v=K_hat_v, slack=slack), product=product)
 
     def quadratic(
-        self, e: Float[Array, "n *t"], solution: Solution, error: float | np.ndarray = 0.0
+        self,
+        e: Float[Array, "n *t"],
+        solution: Solution,
+        error: float | np.ndarray = 0.0,
+        product: float | None = None,
     ) -> QuadraticInterval:
         """2eᵀv − vᵀK̂v ≤ eᵀK̂⁻¹e ≤ 2eᵀv − vᵀK̂v + rᵀQ̂⁻¹r, certain in floating point, column by column.
 
@@ -161,18 +202,20 @@ class Rounding:
             e: the vectors of the form.
             solution: of K̂v ≈ e.
             error: a bound on the norm of the rounding of e itself, one number or one per column.
+            product: a B with ‖computed K̂v − K̂v‖ ≤ B‖v‖; by default that of any product.
         """
+        B = self.product if product is None else product
         v, K_hat_v, r = _norms(solution.v), _norms(solution.K_hat_v), _norms(e - solution.K_hat_v)
         size, noise = _norms(e), self.noise
         middle = np.asarray(quadratic_interval(e, solution.v, solution.K_hat_v, solution.slack).lower)
-        off = self.product * v**2 + gamma(self.n) * v * (3.0 * size + K_hat_v) + 2.0 * error * v
+        off = B * v**2 + gamma(self.n) * v * (3.0 * size + K_hat_v) + 2.0 * error * v
         # rᵀQ̂⁻¹r in floating point, or without Q̂
         form = 2.0 * np.asarray(solution.slack)
         change = 2.0 * gamma(self.n + 3 * self.m) * (self.m + self.explained)
         rest = r**2 / noise
         if self.lost < 1.0:
             rest = np.minimum(rest, (form + change * rest) / (1.0 - self.lost))
-        moved = (error + self.product * v + gamma(0) * (size + K_hat_v)) / np.sqrt(noise)
+        moved = (error + B * v + gamma(0) * (size + K_hat_v)) / np.sqrt(noise)
         upper = middle + off + (np.sqrt(rest) + moved) ** 2
         return QuadraticInterval(jnp.asarray(middle - off), jnp.asarray(upper))
 
@@ -217,6 +260,19 @@ def _explained(At: Tall) -> float:
 
 
 _squared_norm = jax.jit(shards.squared_norm)
+
+
+def _separation(factors: Nystrom) -> float:
+    """λ: the smallest eigenvalue of (D⁻¹LB)(D⁻¹LB)ᵀ, D² = diag(I + AAᵀ), less its own rounding.
+
+    The factor differs from that of I + AAᵀ by γ(n + m)m, the eigenvalues by γ(10m) of a norm of at most
+    m.
+    """
+    scaled = np.asarray(factors.LB)
+    scaled = scaled / np.sqrt(np.sum(scaled * scaled, axis=1))[:, None]
+    smallest = float(np.linalg.eigvalsh(scaled @ scaled.T)[0])
+    rounding = (gamma(factors.n + factors.m) + gamma(10 * factors.m)) * factors.m
+    return max(smallest - rounding, 0.0)
 
 
 @jax.jit

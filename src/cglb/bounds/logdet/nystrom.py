@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from cglb.bounds.logdet.base import LogdetBound, Side
+from cglb.linalg.rounding import Rounding
 from cglb.linalg.view import View
 
 __all__ = ["AMGM", "Hadamard", "Nystrom", "Spectral", "Trace", "Waterfill"]
@@ -71,6 +72,10 @@ class Waterfill(LogdetBound):
 
     def __call__(self, view: View) -> Float[Array, ""]:
         return _waterfill(view)
+
+    def margin(self, value: float, view: View, rounding: Rounding) -> float:
+        """Small eigenvalues of Q̂ are less precise than its determinant."""
+        return rounding.spectrum
 
 
 class Nystrom(LogdetBound):

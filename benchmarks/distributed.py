@@ -25,7 +25,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 JOBS = {
     "product": {"n": 40_000, "repeats": 3},
-    "evaluation": {"n": 20_000, "m": 512, "repeats": 1},
+    "evaluation": {"n": 40_000, "m": 512, "repeats": 2},
     "large": {"n": 250_000, "m": 512, "repeats": 0},
 }
 

@@ -61,6 +61,7 @@ def test_the_two_rules_bracket_every_probe(system, monkeypatch, steps):
     assert (exact <= found.found.upper + 1e-8).all()
     if steps == 100:
         np.testing.assert_allclose(found.found.upper, exact, atol=1e-6)
+        np.testing.assert_allclose(found.found.squares, np.sum((log_M @ signs) ** 2, axis=0), atol=1e-6)
     else:
         assert (found.found.lower < found.found.upper).all()
 
@@ -72,9 +73,20 @@ def test_the_interval_covers_the_exact_value_as_often_as_it_says(system):
         with cglb.float64():
             found = LogQuadrature(system, seed)
             found.more()
-        low, high = found.interval(3.4995)  # 99 % of Student's distribution with 7 degrees of freedom
+        low, high = found.interval(2.5758)  # 99 % of the normal distribution
         covered.append(low <= exact <= high)
     assert sum(covered) >= 19
+
+
+def test_the_spread_is_at_least_the_standard_deviation_of_a_probe(system):
+    with cglb.float64():
+        found = LogQuadrature(system)
+        for _ in range(20):
+            found.more()
+    M, real = whitened(found, problems.dense(GP, X))
+    log_M = scipy.linalg.logm(M[np.ix_(real, real)])
+    off = log_M - np.diag(np.diagonal(log_M))  # a sign squared is 1: the diagonal adds no variance
+    assert np.sqrt(2.0) * np.linalg.norm(off) <= found.found.spread <= 2.0 * np.linalg.norm(log_M)
 
 
 def test_the_likely_interval_is_inside_the_certain_one_and_says_how_it_was_found():

@@ -19,7 +19,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy.stats import t as student
+from scipy.stats import norm
 
 from cglb.bounds.logdet import LogdetBound, Side, by_cost
 from cglb.bounds.terms import BoundTerms
@@ -233,10 +233,9 @@ class Certificate:
             quadrature.more()
             looks += 1
             count = len(quadrature.found.upper)
-            # probes end when the interval is narrow, which favours spreads that came out too small: the
-            # looks share the risk, 1/k² each, so that it holds wherever they end
+            # the looks share the risk, 1/k² each, so that the interval holds wherever they end
             risk = (1.0 - confidence) * 6.0 / (math.pi * looks) ** 2
-            quantile = float(student.ppf(1.0 - 0.5 * risk, count - 1))
+            quantile = float(norm.ppf(1.0 - 0.5 * risk))
             low, high = quadrature.interval(quantile)
             lower = max(self.lower, _nats(system.count, self._form[1], high, -1.0))
             upper = max(min(self.upper, _nats(system.count, self._form[0], low, 1.0)), lower)

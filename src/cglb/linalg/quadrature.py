@@ -7,6 +7,9 @@ The chain gives a W with WᵀW = P⁻¹ and P ≈ K̂ (see `preconditioners`), s
 k Lanczos steps from z give a tridiagonal T. Gauss' rule ‖z‖²·e₁ᵀ log(T) e₁ is never below zᵀ log(M) z,
 because the even derivatives of the logarithm are negative. The rule of Gauss and Radau, with one more
 node at a ≤ λ_min(M), is never above it, because the odd ones are positive. Only the mean is random.
+
+Its variance is known better than from the scatter of a few probes: that of zᵀ log(M) z is at most
+2‖log M‖² (it lacks the diagonal), and the same T gives ‖log(M) z‖², whose mean is ‖log M‖².
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ MOST_STEPS = 100
 # Lanczos stops when the two rules differ by this share of the spread over probes
 CLOSE = 0.05
 PROBES = 8  # at a time: one product with K̂ for all of them
+# standard errors by which the estimate of ‖log M‖² is raised: it must not be too small
+ERRORS = 3.0
 
 
 class _Whitening(eqx.Module):
@@ -76,10 +81,21 @@ def _backward(self: _Whitening, Y: Array, like: Array) -> Array:
 
 
 class Probes(NamedTuple):
-    """Brackets of zᵀ log(M) z, one per probe."""
+    """Brackets of zᵀ log(M) z and estimates of ‖log(M) z‖², one per probe."""
 
     lower: Float[np.ndarray, " t"]
     upper: Float[np.ndarray, " t"]
+    squares: Float[np.ndarray, " t"]
+
+    @classmethod
+    def none(cls) -> Probes:
+        return cls(*(np.zeros(0) for _ in cls._fields))
+
+    @property
+    def spread(self) -> float:
+        """At least the standard deviation of zᵀ log(M) z, from ‖log M‖² and its own standard error."""
+        error = float(np.std(self.squares, ddof=1)) / len(self.squares) ** 0.5
+        return float((2.0 * (np.mean(self.squares) + ERRORS * error)) ** 0.5)
 
 
 class LogQuadrature:
@@ -116,24 +132,25 @@ class LogQuadrature:
         # K̂ ⪰ σ²I, and no eigenvalue of P comes near n·tr K̂
         trace = float(jnp.sum(system.nystrom.k_diag)) + system.n * noise
         self._floor = noise / (system.n * trace)
-        self.found = Probes(np.zeros(0), np.zeros(0))
+        self.found = Probes.none()
         self.products = 0
 
     def restarted(self, seed: int) -> LogQuadrature:
         """The same matrix with other probes and none so far."""
         other = copy.copy(self)
         other._rng = np.random.default_rng(seed)
-        other.found, other.products = Probes(np.zeros(0), np.zeros(0)), 0
+        other.found, other.products = Probes.none(), 0
         return other
 
     def more(self) -> None:
         """Add `PROBES` probes: at most `MOST_STEPS` products with K̂ of so many columns."""
         real = np.asarray(self._whitening.real)
         signs = self._rng.choice([-1.0, 1.0], size=(len(real), PROBES)) * real[:, None]
-        scale = np.sqrt(float(self._system.count))
+        n = self._system.count
+        scale = np.sqrt(float(n))
         Q, alphas, betas = [jnp.asarray(signs / scale)], [], []
-        upper = lower = np.zeros(PROBES)
-        for _ in range(min(MOST_STEPS, self._system.count)):
+        upper = lower = squares = np.zeros(PROBES)
+        for _ in range(min(MOST_STEPS, n)):
             w = self._apply(Q[-1])
             self.products += 1
             alphas.append(np.asarray(dot(Q[-1], w)))
@@ -141,25 +158,22 @@ class LogQuadrature:
                 w = _without(w, q)
             beta = np.asarray(jnp.sqrt(dot(w, w)))
             a, b = np.array(alphas), np.array(betas).reshape(-1, PROBES)
-            upper = self._system.count * np.array([_gauss(a[:, t], b[:, t]) for t in range(PROBES)])
-            lower = self._system.count * np.array(
-                [_radau(a[:, t], b[:, t], beta[t], self._floor) for t in range(PROBES)]
-            )
-            spread = float(np.std(upper, ddof=1))
+            upper, squares = n * np.array([_gauss(a[:, t], b[:, t]) for t in range(PROBES)]).T
+            lower = n * np.array([_radau(a[:, t], b[:, t], beta[t], self._floor) for t in range(PROBES)])
+            spread = (2.0 * float(np.mean(squares))) ** 0.5
             if float(np.mean(upper - lower)) <= CLOSE * spread or np.any(beta < 1e-10):
                 break
             betas.append(beta)
             Q.append(w / jnp.asarray(beta)[None, :])
         lower = np.minimum(lower, upper)
-        new = zip(self.found, (lower, upper), strict=True)
+        new = zip(self.found, (lower, upper, squares), strict=True)
         self.found = Probes(*(np.concatenate(pair) for pair in new))
 
     def interval(self, quantile: float) -> tuple[float, float]:
         """log|P| and the means of both rules, ± quantile · (standard deviation of such a mean)."""
-        count = len(self.found.upper)
-        spread = max(float(np.std(side, ddof=1)) for side in self.found) / np.sqrt(count)
-        low, high = (self.logdet_P + float(np.mean(side)) for side in self.found)
-        return low - quantile * spread, high + quantile * spread
+        reach = quantile * self.found.spread / len(self.found.upper) ** 0.5
+        low, high = (self.logdet_P + float(np.mean(side)) for side in self.found[:2])
+        return low - reach, high + reach
 
     def _apply(self, Y: Array) -> Array:
         system = self._system
@@ -172,18 +186,20 @@ def _without(w: Array, q: Array) -> Array:
     return w - dot(q, w)[None, :] * q
 
 
-def _gauss(alpha: np.ndarray, beta: np.ndarray) -> float:
+def _gauss(alpha: np.ndarray, beta: np.ndarray) -> tuple[float, float]:
+    """e₁ᵀ log(T) e₁ and e₁ᵀ log(T)² e₁."""
     values, vectors = eigh_tridiagonal(alpha, beta)
-    return float(vectors[0] ** 2 @ np.log(np.maximum(values, np.finfo(float).tiny)))
+    weights, logs = vectors[0] ** 2, np.log(np.maximum(values, np.finfo(float).tiny))
+    return float(weights @ logs), float(weights @ logs**2)
 
 
 def _radau(alpha: np.ndarray, beta: np.ndarray, last: float, floor: float) -> float:
     """With one more node at `floor`: the last diagonal entry is chosen so that T has that eigenvalue."""
     if last < 1e-10:  # the Krylov space is exhausted, and Gauss' rule is exact
-        return _gauss(alpha, beta)
+        return _gauss(alpha, beta)[0]
     off = np.concatenate([[0.0], beta])
     bands = np.stack([off, alpha - floor, np.concatenate([beta, [0.0]])])
     right = np.zeros(len(alpha))
     right[-1] = last**2
     extra = floor + solve_banded((1, 1), bands, right)[-1]
-    return _gauss(np.concatenate([alpha, [extra]]), np.concatenate([beta, [last]]))
+    return _gauss(np.concatenate([alpha, [extra]]), np.concatenate([beta, [last]]))[0]

@@ -1,5 +1,9 @@
 """The tiled operator against dense arrays: ragged tiles, gradients, precision, parts, storage."""
 
+import mmap
+import resource
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import jaxtyping
@@ -10,7 +14,7 @@ import pytest
 import cglb
 from cglb.compute import tiling
 from cglb.compute.backend import CPU, XLA, backend_of, using
-from cglb.compute.cpu.blas import SymmetricHalf
+from cglb.compute.cpu.blas import SymmetricHalf, empty_in_small_pages
 from cglb.linalg.operator import STORE_AFTER, KernelOperator, StoredOnUse
 
 N, D, T, S = 23, 2, 3, 11
@@ -290,6 +294,20 @@ def test_half_of_the_matrix_holds_more_rows_in_the_same_memory():
         stored @ jnp.asarray(V[:, 0]), problems.dense(GP, X) @ V[:, 0], atol=1e-12
     )
     assert XLA().store(operator.kernel, operator.noise, operator.X, 1, budget) is None
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="only Linux has pages to choose")
+def test_half_of_the_matrix_takes_half_of_its_memory():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    n = 8000  # rows of 16 pages
+    before = resident()
+    upper = empty_in_small_pages((n, n), np.float64)
+    for i in range(n):
+        upper[i, i:] = 1.0
+    assert resident() - before < 0.6 * 8 * n**2
+    assert upper[0, -1] == 1.0
 
 
 # ---- tiles ----

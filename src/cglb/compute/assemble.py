@@ -100,14 +100,21 @@ def whole(kernel: Kernel, noise: Number, X: Float[Array, "n d"]) -> Float[Array,
 
 
 def upper_triangle(
-    threads: Threads, kernel: Kernel, noise: Number, X: Float[Array, "n d"]
+    threads: Threads,
+    kernel: Kernel,
+    noise: Number,
+    X: Float[Array, "n d"],
+    empty: Callable[[tuple[int, int], Any], np.ndarray] = blas.empty,
 ) -> Float[np.ndarray, "n n"]:
     """K̂ on and above its diagonal, in the dtype of X: about n²/2 kernel entries.
 
-    What is below the diagonal tiles is undefined and never written, so no memory is used for it.
+    What is below the diagonal tiles is undefined and never written.
+
+    Args:
+        empty: gives the array; with `blas.empty_in_small_pages` what is not written takes no memory.
     """
     blocking, blocks = _blocked(X)
-    K_hat = blas.empty((blocking.n, blocking.n), X.dtype)
+    K_hat = empty((blocking.n, blocking.n), X.dtype)
     noise = np.asarray(noise, dtype=X.dtype)
 
     def fill(i: int, j: int) -> None:

@@ -228,13 +228,13 @@ class CPU(XLA):
     def store(
         self, kernel: Kernel, noise: Number, X: Float[Array, "n d"], columns: int, memory_gb: float
     ) -> StoredMatrix | None:
-        """For one vector half of K̂ is enough, which holds 1.4 times as many rows in the same memory:
-        pages of an array that are never written take none."""
+        """For one vector half of K̂ is enough, which holds 1.4 times as many rows in the same memory."""
         if columns > 1:
             return super().store(kernel, noise, X, columns, memory_gb)
         if X.shape[0] ** 2 // 2 * X.dtype.itemsize > memory_gb * GB:
             return None
-        return blas.SymmetricHalf(assemble.upper_triangle(self.parallel, kernel, noise, X))
+        upper = assemble.upper_triangle(self.parallel, kernel, noise, X, blas.empty_in_small_pages)
+        return blas.SymmetricHalf(upper)
 
     def between(self, kernel: Kernel, X1: Any, X2: Any) -> Float[np.ndarray, "n1 n2"]:
         return assemble.between(self.parallel, kernel, X1, X2)

@@ -6,6 +6,8 @@ Only for concrete arrays (not while JAX traces). A row-major array is, to BLAS, 
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -14,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.linalg import get_blas_funcs
 
-__all__ = ["SymmetricHalf", "empty", "gram", "solve_rows", "to_jax"]
+__all__ = ["SymmetricHalf", "empty", "empty_in_small_pages", "gram", "solve_rows", "to_jax"]
 
 ALIGNMENT = 64  # bytes; JAX takes a NumPy array over without a copy only where it begins at a multiple
 
@@ -26,6 +28,21 @@ def empty(shape: tuple[int, int], dtype: Any) -> np.ndarray:
     buffer = np.empty(size + spare, dtype=dtype)
     first = (-buffer.ctypes.data % ALIGNMENT) // itemsize
     return buffer[first : first + size].reshape(shape)
+
+
+def empty_in_small_pages(shape: tuple[int, int], dtype: Any) -> np.ndarray:
+    """An array whose parts that are never written take no memory.
+
+    NumPy asks Linux for pages of 2 MB, which hold parts of several rows: half a matrix would touch all.
+    """
+    if not hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
+        return empty(shape, dtype)
+    count = int(np.prod(shape))
+    size = max(1, count * np.dtype(dtype).itemsize)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype=dtype, count=count).reshape(shape)
 
 
 def to_jax(array: np.ndarray) -> jax.Array:

@@ -41,7 +41,7 @@ ROUNDS = 6
 SHARE_OF_WIDTH = 0.4
 # factors by which a round lowers the tolerance: the lower end of a wide bracket may be 0, a poor guide
 STRICTEST, LOOSEST = 0.01, 0.5
-NEIGHBOURS = 128
+NEIGHBOURS = 256
 # rows up to which all distances are computed, and how much farther than the nearest a tree may look
 BRUTE_FORCE, NEARLY = 20_000, 0.5
 

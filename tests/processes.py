@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 from contextlib import nullcontext
 
 import jax
@@ -19,7 +18,6 @@ import cglb
 from cglb.bounds.logdet import Chain
 from cglb.compute.backend import XLA, using
 from cglb.compute.mesh import Mesh
-from cglb.compute.shards import RowShards
 
 N, D, M = 43, 2, 8  # no multiple of 2 or 4 devices
 
@@ -91,27 +89,17 @@ def fitting(checkpoint: str | None = None, steps: int = 4, die: int | None = Non
     }
 
 
-def memory(n: int, few: int, many: int) -> dict:
-    """Of one evaluation with `many` inducing points: peak memory above that with `few`, and what the
-    factor Aᵀ takes, in bytes."""
+def memory(n: int, m: int) -> dict:
+    """Bytes of the factor Aᵀ that this process holds after an evaluation."""
     gp, X, y, _ = problem(n)
     method = cglb.CGLB(logdet="hadamard", precondition="nystrom", cg_max_steps=1)
-    peaks, held = [], 0
-    for m in (few, many):
-        with cglb.float64():
-            operands = jax.tree.map(jax.numpy.asarray, gp), jax.device_put(X), jax.device_put(X[:m])
-            system = method.system(*operands)
-            found = method.evaluate(method.prepare(system), system, jax.device_put(y))
-            assert found is not None
-            At = found.system.nystrom.At
-            rows = At.data if isinstance(At, RowShards) else At
-            held = sum(shard.data.nbytes for shard in rows.addressable_shards)
-        peaks.append(_peak())
-    return {"growth": peaks[1] - peaks[0], "held": held}
-
-
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with cglb.float64():
+        operands = jax.tree.map(jax.numpy.asarray, gp), jax.device_put(X), jax.device_put(X[:m])
+        system = method.system(*operands)
+        found = method.evaluate(method.prepare(system), system, jax.device_put(y))
+        assert found is not None
+        held = sum(shard.data.nbytes for shard in found.system.nystrom.At.data.addressable_shards)
+    return {"held": held}
 
 
 def _flat(tree) -> np.ndarray:

@@ -163,8 +163,7 @@ def test_a_matrix_without_a_factor_is_an_error_and_nan_in_a_trace(backend):
 
 
 # ---- which way is taken ----
-
-
+@pytest.mark.one_cpu
 def test_the_way_depends_on_where_the_arrays_are():
     gp, X, *_ = data()
     assert isinstance(backend_of(gp, X), CPU)
@@ -202,6 +201,7 @@ def test_arrays_spread_over_several_devices_stay_with_xla():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.one_cpu
 def test_an_override_ends_with_its_scope_and_is_not_seen_by_other_threads():
     seen = []
     with using(XLA(tile_rows=5)):
@@ -263,6 +263,7 @@ class Counting(cglb.RBF):
         return jnp.exp(-0.5 * r2)
 
 
+@pytest.mark.one_cpu
 @pytest.mark.parametrize(("n", "tile"), [(40, 56), (57, 120), (300, 248)])
 def test_the_cost_of_the_exact_path_is_proportional_to_few_rows(n, tile):
     X, y, _ = problems.data(n=n, d=D, m=1)

@@ -254,6 +254,7 @@ def test_a_float32_operator_and_float32_vectors():
 # ---- the stored operator ----
 
 
+@pytest.mark.one_cpu
 @pytest.mark.parametrize("columns", [(), (1,), (3,)])
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
 def test_an_operator_that_stores_after_some_products_answers_the_same_before_and_after(columns, dtype):

@@ -41,9 +41,10 @@ ROUNDS = 6
 SHARE_OF_WIDTH = 0.4
 # factors by which a round lowers the tolerance: the lower end of a wide bracket may be 0, a poor guide
 STRICTEST, LOOSEST = 0.01, 0.5
-NEIGHBOURS = 256
 # rows up to which all distances are computed, and how much farther than the nearest a tree may look
 BRUTE_FORCE, NEARLY = 20_000, 0.5
+# neighbours of a test row: among more rows than that, 256 are worth their time
+NEIGHBOURS, MORE_NEIGHBOURS = 128, 256
 
 
 class VarianceBracket(eqx.Module):
@@ -166,7 +167,7 @@ def local(
     X: Float[Array, "n d"],
     X_star: Float[Array, "s d"],
     Z: Float[Array, "m d"] | None = None,
-    neighbours: int = NEIGHBOURS,
+    neighbours: int | None = None,
 ) -> Float[Array, " s"]:
     """Var(f(x) | y at x's nearest rows and at the inducing points) ≥ Var(f(x) | all of y).
 
@@ -179,7 +180,8 @@ def local(
         Z: inducing points. Every x conditions on those that are rows of X (as greedy ones are), and its
             neighbours are chosen from the other rows, so that no observation counts twice. Inducing
             points that are not rows of X are not observations and are ignored.
-        neighbours: rows that each test row conditions on, in addition to those at inducing points.
+        neighbours: rows that each test row conditions on, in addition to those at inducing points; by
+            default 128, and 256 of more than 20,000 rows.
     """
     return Local(gp, X, Z, neighbours)(X_star)
 
@@ -191,7 +193,8 @@ class Local:
         gp: the model.
         X: inputs.
         Z: inducing points, as in `local`.
-        neighbours: rows that each test row conditions on, in addition to those at inducing points.
+        neighbours: rows that each test row conditions on, in addition to those at inducing points; by
+            default 128, and 256 of more than 20,000 rows.
     """
 
     def __init__(
@@ -199,8 +202,10 @@ class Local:
         gp: GP,
         X: Float[Array, "n d"],
         Z: Float[Array, "m d"] | None = None,
-        neighbours: int = NEIGHBOURS,
+        neighbours: int | None = None,
     ):
+        if neighbours is None:
+            neighbours = NEIGHBOURS if X.shape[0] <= BRUTE_FORCE else MORE_NEIGHBOURS
         if neighbours < 1:
             raise ValueError(f"neighbours must be at least 1, found {neighbours}.")
         kernel, rows = gp.kernel, np.asarray(X)

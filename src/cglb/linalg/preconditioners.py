@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
 from cglb.compute import shards, triangular
@@ -32,7 +31,7 @@ from cglb.linalg.blocks import Blocks
 from cglb.linalg.krylov import Preconditioner
 from cglb.linalg.nystrom import Nystrom
 from cglb.linalg.vecchia import inverse_factors, split_preconditioner
-from cglb.linalg.vecchia_mesh import SplitChain
+from cglb.linalg.vecchia_mesh import SplitChain, apply_chain
 from cglb.model import GP
 
 if TYPE_CHECKING:
@@ -80,13 +79,7 @@ class ChainPreconditioner(Preconditioner):
 
 @jax.jit
 def _apply_chain(self: ChainPreconditioner, R: Array) -> Array:
-    t = R.shape[1]
-    gathered = jnp.where(self.valid[:, :, None], R[self.index], 0.0)
-    y = jnp.einsum("bpk,bkt->bpt", self.U, gathered).reshape(-1, t)
-    y = y - self.B @ cho_solve((self.LC, True), transposed_product(self.B, y))
-    parts = jnp.einsum("bpk,bpt->bkt", self.U, y.reshape(*self.U.shape[:2], t))
-    parts = jnp.where(self.valid[:, :, None], parts, 0.0)
-    return jnp.zeros_like(R).at[self.index].add(parts) / self.noise
+    return apply_chain((self.U, self.index, self.valid, self.B), (self.LC, self.noise), R)
 
 
 def chain_preconditioner(

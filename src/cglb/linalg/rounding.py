@@ -147,14 +147,16 @@ class Rounding:
         ill-conditioned.
         """
         scaled = self.m / self.separation if self.separation > 0.0 else np.inf
-        change = gamma(self.n + self.m) * min(scaled, self.m + self.explained)
-        return float(np.sqrt(self.m)) * _ratio(change, 1.0)
+        return self._sum_of_logs(min(scaled, self.m + self.explained))
 
     @cached_property
     def eigenvalues_B(self) -> float:
         """Of Σ log λᵢ(I + AAᵀ), one by one: √m·D/(1 − D), D = γ(n + m)(m + ‖A‖²), for I + AAᵀ ⪰ I."""
-        change = gamma(self.n + self.m) * (self.m + self.explained)
-        return float(np.sqrt(self.m)) * _ratio(change, 1.0)
+        return self._sum_of_logs(self.m + self.explained)
+
+    def _sum_of_logs(self, size: float) -> float:
+        """√m·D/(1 − D), D = γ(n + m)·size."""
+        return float(np.sqrt(self.m)) * _ratio(gamma(self.n + self.m) * size, 1.0)
 
     @cached_property
     def logdet(self) -> float:

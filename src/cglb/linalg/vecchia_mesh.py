@@ -6,6 +6,7 @@ owners round by round (`compute.exchange`), and sends the gradients back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -26,7 +27,7 @@ from cglb.kernels.base import Kernel
 from cglb.linalg.blocks import Blocks
 from cglb.linalg.krylov import Preconditioner
 
-__all__ = ["SplitChain", "chain_preconditioner", "chain_value", "chain_value_and_grad"]
+__all__ = ["SplitChain", "apply_chain", "chain_preconditioner", "chain_value", "chain_value_and_grad"]
 
 # [rounds, devices, …] by devices
 BY_DEVICE = jax.sharding.PartitionSpec(None, AXIS)
@@ -124,7 +125,7 @@ class SplitChain(Preconditioner):
     def __call__(self, R: Float[Array, "n t"]) -> Float[Array, "n t"]:
         split = (self.U, self.index, self.valid, self.B)
         specs = ((SPLIT, (REPLICATED, REPLICATED), REPLICATED), REPLICATED)
-        return run_on(self.mesh, _apply, (), specs, split, (self.LC, self.noise), R)
+        return run_on(self.mesh, _apply_part, (), specs, split, (self.LC, self.noise), R)
 
     def gathered(self) -> tuple[Array, Array, Array, Array]:
         """U, index, valid and B [bp, m], all on every device."""
@@ -137,16 +138,32 @@ def _gather(self: SplitChain) -> Any:
     return jax.tree.map(lambda array: whole(self.mesh, array), split)
 
 
-def _apply(split: Any, model: Any, R: Array) -> Array:
-    (U, index, valid, B), (LC, noise) = split, model
+def _apply_part(split: Any, model: Any, R: Array) -> Array:
+    U, index, valid, B = split
+    return apply_chain((U, index, valid, _joined(B)), model, R, lambda part: lax.psum(part, AXIS))
+
+
+def apply_chain(
+    factors: tuple[Array, Array, Array, Array],
+    model: tuple[Array, Array],
+    R: Float[Array, "n t"],
+    total: Callable[[Array], Array] = lambda part: part,
+) -> Float[Array, "n t"]:
+    """Uᵀ(I + BBᵀ)⁻¹U R/σ² for the blocks of one device.
+
+    Args:
+        factors: U, index, valid and B [bp, m], as in `ChainPreconditioner`.
+        model: LC and σ².
+        total: the sum over all devices.
+    """
+    (U, index, valid, B), (LC, noise) = factors, model
     t = R.shape[1]
-    B = _joined(B)
     gathered = jnp.where(valid[:, :, None], R[index], 0.0)
     y = jnp.einsum("bpk,bkt->bpt", U, gathered).reshape(-1, t)
-    y = y - B @ cho_solve((LC, True), lax.psum(transposed_product(B, y), AXIS))
+    y = y - B @ cho_solve((LC, True), total(transposed_product(B, y)))
     parts = jnp.einsum("bpk,bpt->bkt", U, y.reshape(*U.shape[:2], t))
     parts = jnp.where(valid[:, :, None], parts, 0.0)
-    return lax.psum(jnp.zeros_like(R).at[index].add(parts), AXIS) / noise
+    return total(jnp.zeros_like(R).at[index].add(parts)) / noise
 
 
 def chain_preconditioner(

@@ -26,7 +26,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 JOBS = {
     "product": {"n": 40_000, "repeats": 3},
-    "evaluation": {"n": 40_000, "m": 512, "repeats": 1, "memory_gb": 0.0},
+    "evaluation": {"n": 40_000, "m": 512, "repeats": 2, "memory_gb": 0.0},
     "stored": {"n": 40_000, "m": 512, "repeats": 1, "memory_gb": 4.0},
     "large": {"n": 250_000, "m": 512, "repeats": 0, "memory_gb": 4.0},
 }

@@ -1,15 +1,19 @@
-"""A program that tests of several devices and processes start: it prints one JSON document of results.
+"""A program that tests of several devices and processes start: it prints its results as JSON.
 
-    python processes.py JOB [--port P --processes N --id I] [--devices N] [--xla]
+    python processes.py JOB[,JOB…] [--port P --processes N --id I] [--devices N] [--xla]
 
-Without a port it runs alone. All results are plain numbers, so that runs can be compared.
+Without a port it runs alone. Each job prints a line when it ends. All results are plain numbers, so that
+runs can be compared.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import re
 from contextlib import nullcontext
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -89,17 +93,43 @@ def fitting(checkpoint: str | None = None, steps: int = 4, die: int | None = Non
     }
 
 
+def killed(checkpoint: str) -> dict:
+    """The same fit, in the middle of which the second process dies."""
+    return fitting(checkpoint, die=1)
+
+
 def memory(n: int, m: int) -> dict:
-    """Bytes of the factor Aᵀ that this process holds after an evaluation."""
+    """Bytes of the factor Aᵀ that this process holds after an evaluation, and how many more it needs
+    while it evaluates (in Linux, where the peak can be set back)."""
     gp, X, y, _ = problem(n)
-    method = cglb.CGLB(logdet="hadamard", precondition="nystrom", cg_max_steps=1)
+    method = cglb.SGPR("hadamard")  # the n × m part of an evaluation alone
     with cglb.float64():
         operands = jax.tree.map(jax.numpy.asarray, gp), jax.device_put(X), jax.device_put(X[:m])
-        system = method.system(*operands)
-        found = method.evaluate(method.prepare(system), system, jax.device_put(y))
-        assert found is not None
-        held = sum(shard.data.nbytes for shard in found.system.nystrom.At.data.addressable_shards)
-    return {"held": held}
+        y = jax.device_put(y)
+        for _ in range(2):  # the first one compiles
+            gc.collect()
+            if CLEAR.exists():
+                CLEAR.write_text("5")
+            before = _resident("VmRSS")
+            system = method.system(*operands)
+            found = method.evaluate(method.prepare(system), system, y)
+            assert found is not None
+            jax.block_until_ready((found.gp_bar, found.Z_bar, system.nystrom.solve(y)))
+            peak = _resident("VmHWM") - before
+            At = system.nystrom.At
+            held = sum(one.data.nbytes for one in getattr(At, "data", At).addressable_shards)
+            del system, found, At
+    return {"held": held, "peak": peak}
+
+
+CLEAR = Path("/proc/self/clear_refs")
+
+
+def _resident(kind: str) -> int:
+    """The resident size of this process in bytes; 0 where there is no /proc."""
+    status = Path("/proc/self/status")
+    found = re.search(rf"{kind}:\s*(\d+) kB", status.read_text()) if status.exists() else None
+    return 1024 * int(found[1]) if found else 0
 
 
 def _flat(tree) -> np.ndarray:
@@ -108,27 +138,30 @@ def _flat(tree) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("job")
+    parser.add_argument("jobs")
     parser.add_argument("--port", type=int)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--id", type=int, default=0)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--xla", action="store_true")
-    parser.add_argument("--arguments", default="{}")
+    parser.add_argument("--arguments", default="{}", help="of jobs by name")
     given = parser.parse_args()
     scope = nullcontext()
     if given.port is not None:
         address = f"127.0.0.1:{given.port}"
         cglb.distributed.initialize(
-            address, given.processes, given.id, devices=given.devices, timeout=60
+            address, given.processes, given.id, devices=given.devices, timeout=60, goodbye=2
         )
     elif given.devices > 1:
         jax.config.update("jax_num_cpu_devices", given.devices)
         scope = using(Mesh.of(local=XLA() if given.xla else None))
-    jobs = {"everything": everything, "fitting": fitting, "memory": memory}
+    known = {"everything": everything, "fitting": fitting, "memory": memory, "killed": killed}
+    settings = json.loads(given.arguments)
     with scope:
-        found = jobs[given.job](**json.loads(given.arguments))
-    print(json.dumps({name: np.asarray(value).tolist() for name, value in found.items()}))
+        for job in given.jobs.split(","):
+            found = known[job](**settings.get(job, {}))
+            plain = {name: np.asarray(value).tolist() for name, value in found.items()}
+            print(json.dumps({job: plain}), flush=True)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ def test_any_earlier_rows_as_neighbours_give_a_bound(case, seed):
             jnp.ones((8, 5), dtype=bool),
             jnp.asarray(neighbours),
             jnp.asarray(valid),
+            jnp.arange(8, dtype=jnp.int32),
         )
         model = jax.tree.map(jnp.asarray, gp)
         value = chain_logdet(model.kernel, model.noise, jnp.zeros((40, 1)), jnp.asarray(X), blocks)
@@ -164,9 +165,12 @@ def test_blocks_partition_the_rows_and_neighbours_are_earlier(setting):
     members = blocks.rows[blocks.row_valid]
     assert sorted(members) == list(range(120))
     position = np.empty(120, dtype=int)
-    for number, (row, valid) in enumerate(zip(blocks.rows, blocks.row_valid, strict=True)):
+    assert sorted(blocks.numbers) == list(range(len(blocks.rows)))
+    for number, row, valid in zip(blocks.numbers, blocks.rows, blocks.row_valid, strict=True):
         position[row[valid]] = number
-    for number, (row, valid) in enumerate(zip(blocks.neighbours, blocks.neighbour_valid, strict=True)):
+    for number, row, valid in zip(
+        blocks.numbers, blocks.neighbours, blocks.neighbour_valid, strict=True
+    ):
         assert (position[row[valid]] < number).all()
         assert len(set(row[valid])) == valid.sum()
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("processes.py")
 PATIENCE = 300  # seconds, on a busy machine
+ROWS, POINTS = 30_001, 256  # of the job that looks at memory
+MEMORY = {"n": ROWS, "m": POINTS}
 
 
 def free_port() -> int:
@@ -20,8 +23,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start(job: str, *options: str, **arguments) -> subprocess.Popen:
-    command = [sys.executable, str(PROGRAM), job, "--arguments", json.dumps(arguments), *options]
+def start(jobs: str, *options: str, **arguments: dict) -> subprocess.Popen:
+    """A process that runs these jobs, with arguments by job."""
+    command = [sys.executable, str(PROGRAM), jobs, "--arguments", json.dumps(arguments), *options]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -38,32 +42,44 @@ def finish(*children: subprocess.Popen) -> list[tuple[int, str, str]]:
     return [(child.returncode, *output) for child, output in zip(children, outputs, strict=True)]
 
 
-def alone(job: str, *options: str, **arguments) -> dict:
-    ((code, out, err),) = finish(start(job, *options, **arguments))
+def results(out: str) -> dict:
+    """What the jobs of a process printed, by job."""
+    lines = (line for line in out.splitlines() if line.startswith("{"))  # Gloo prints, too
+    return {job: found for line in lines for job, found in json.loads(line).items()}
+
+
+def alone(jobs: str, *options: str, **arguments: dict) -> dict:
+    ((code, out, err),) = finish(start(jobs, *options, **arguments))
     assert code == 0, err
-    return json.loads(out)
-
-
-def together(job: str, processes: int = 2, **arguments) -> list[dict]:
-    ended = finish(*started(job, processes, **arguments))
-    assert all(code == 0 for code, _, _ in ended), [err for _, _, err in ended]
-    return [json.loads(out.splitlines()[-1]) for _, out, _ in ended]  # Gloo prints, too
-
-
-def started(job: str, processes: int = 2, **arguments) -> list[subprocess.Popen]:
-    port = str(free_port())
-    options = ("--port", port, "--processes", str(processes))
-    return [start(job, *options, "--id", str(i), **arguments) for i in range(processes)]
+    return results(out)
 
 
 @pytest.fixture(scope="module")
-def one_device() -> dict:
-    return alone("everything")
+def one() -> dict:
+    """What one process finds alone, by job."""
+    return alone("everything,fitting,memory", memory=MEMORY)
 
 
 @pytest.fixture(scope="module")
-def one_fit() -> dict:
-    return alone("fitting")
+def checkpoint(tmp_path_factory) -> str:
+    """What two processes leave behind, of which one was killed."""
+    return str(tmp_path_factory.mktemp("killed") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def two(checkpoint) -> list[tuple[int, dict, str]]:
+    """Return code, results by job and standard error of two processes.
+
+    To start them and to trace their programs takes longer than the jobs, so one pair does them all. The
+    last job kills one of them.
+    """
+    settings = {"memory": MEMORY, "killed": {"checkpoint": checkpoint}}
+    options = ("--port", str(free_port()), "--processes", "2")
+    jobs = "everything,fitting,memory,killed"
+    children = [start(jobs, *options, "--id", str(i), **settings) for i in range(2)]
+    ended = [(code, results(out), err) for code, out, err in finish(*children)]
+    assert all("memory" in found for _, found, _ in ended), [err for *_, err in ended]
+    return ended
 
 
 def assert_same(found: dict, wanted: dict) -> None:
@@ -76,43 +92,47 @@ def assert_same(found: dict, wanted: dict) -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_virtual_devices_without_blas_and_threads_give_the_same_answers(devices, one_device):
-    assert_same(alone("everything", "--devices", str(devices), "--xla"), one_device)
+def test_virtual_devices_without_blas_and_threads_give_the_same_answers(devices, one):
+    found = alone("everything", "--devices", str(devices), "--xla")
+    assert_same(found["everything"], one["everything"])
 
 
-def test_two_processes_give_the_same_answers(one_device):
-    first, second = together("everything")
+def test_two_processes_give_the_same_answers(one, two):
+    first, second = (found["everything"] for _, found, _ in two)
     assert first == second
-    assert_same(first, one_device)
+    assert_same(first, one["everything"])
 
 
-def test_two_processes_fit_the_same_model(one_fit):
-    wanted = one_fit
-    first, second = together("fitting")
-    assert first == second
-    np.testing.assert_allclose(first["bound"], wanted["bound"], rtol=1e-8)
-    np.testing.assert_allclose(first["mean"], wanted["mean"], rtol=1e-6, atol=1e-6)
-
-
-def test_a_process_holds_its_share_of_the_factors():
-    n, m = 4001, 256
-    for found in together("memory", n=n, m=m):
-        assert found["held"] == 8 * m * (n + 1) // 2
-
-
-def test_a_killed_process_ends_the_others_and_one_process_resumes(tmp_path, one_fit):
-    wanted = one_fit
-    path = str(tmp_path / "checkpoint")
-    ended = finish(*started("fitting", checkpoint=path, die=1))
-    assert ended[1][0] != 0
-    code, _, err = ended[0]
-    assert code != 0
-    assert "has ended or cannot be reached" in err
-    assert "start again to resume" in err
-    found = alone("fitting", checkpoint=path)
+def assert_same_fit(found: dict, wanted: dict) -> None:
     assert len(found["history"]) == len(wanted["history"])
     np.testing.assert_allclose(found["bound"], wanted["bound"], rtol=1e-8)
     np.testing.assert_allclose(found["mean"], wanted["mean"], rtol=1e-6, atol=1e-6)
+
+
+def test_two_processes_fit_the_same_model(one, two):
+    first, second = (found["fitting"] for _, found, _ in two)
+    assert first == second
+    assert_same_fit(first, one["fitting"])
+
+
+def test_a_process_holds_its_share_of_the_factors(one, two):
+    """Also at the peak of an evaluation, but for what does not depend on the number of rows."""
+    alone, constant = one["memory"], 20 * 8 * POINTS**2
+    assert alone["held"] == 8 * POINTS * ROWS
+    for _, found, _ in two:
+        assert found["memory"]["held"] == 8 * POINTS * (ROWS + 1) // 2
+        assert found["memory"]["peak"] <= 0.5 * alone["peak"] + constant
+
+
+def test_a_killed_process_ends_the_others_and_one_process_resumes(checkpoint, one, two):
+    (code, found, err), (killed, *_) = two
+    assert "killed" not in found
+    assert killed == -signal.SIGKILL
+    assert code not in (0, -signal.SIGKILL)
+    assert "has ended or cannot be reached" in err
+    assert "start again to resume" in err
+    resumed = alone("fitting", fitting={"checkpoint": checkpoint})["fitting"]
+    assert_same_fit(resumed, one["fitting"])
 
 
 def test_an_unreachable_coordinator_is_an_error_with_its_address():
@@ -129,7 +149,7 @@ def test_an_unreachable_coordinator_is_an_error_with_its_address():
 def test_different_data_are_an_error_in_every_process():
     port = str(free_port())
     options = ("--port", port, "--processes", "2")
-    children = [start("fitting", *options, "--id", str(i), steps=1 + i) for i in range(2)]
+    children = [start("fitting", *options, "--id", str(i), fitting={"steps": 1 + i}) for i in range(2)]
     for code, _, err in finish(*children):
         assert code != 0
         assert "All processes of a run must have the same data and settings" in err

@@ -33,7 +33,7 @@ __all__ = ["initialize", "is_first", "mesh", "shutdown"]
 
 WAIT = 60  # seconds for all processes to come
 HEARTBEAT = 30  # seconds of silence after which a process counts as lost
-GOODBYE = 20  # seconds that a process waits for the others at its end
+GOODBYE = 20
 
 
 def mesh(devices: Sequence[Any] | None = None) -> AbstractContextManager[None]:
@@ -59,6 +59,7 @@ def initialize(
     devices: int | None = None,
     timeout: int = WAIT,
     heartbeat: int = HEARTBEAT,
+    goodbye: int = GOODBYE,
 ) -> None:
     """Join the processes of a run; from here on, this thread splits its work among all of their devices.
 
@@ -72,6 +73,7 @@ def initialize(
         devices: of this process, on CPUs: by default one per core that it may use.
         timeout: seconds to wait for the others.
         heartbeat: seconds of silence after which a process counts as lost, and all others stop.
+        goodbye: seconds that a process waits for the others at its end.
 
     Raises:
         DistributedError: if the others cannot be reached, or differ in their versions.
@@ -88,7 +90,7 @@ def initialize(
             process_id,
             initialization_timeout=timeout,
             heartbeat_timeout_seconds=heartbeat,
-            shutdown_timeout_seconds=GOODBYE,
+            shutdown_timeout_seconds=goodbye,
         )
     except ValueError as error:
         raise DistributedError(

@@ -19,7 +19,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from cglb.bounds.logdet import LogdetBound, Side, by_cost
 from cglb.bounds.terms import BoundTerms
@@ -235,7 +235,7 @@ class Certificate:
             count = len(quadrature.found.upper)
             # the looks share the risk, 1/k² each, so that the interval holds wherever they end
             risk = (1.0 - confidence) * 6.0 / (math.pi * looks) ** 2
-            quantile = float(norm.ppf(1.0 - 0.5 * risk))
+            quantile = float(ndtri(1.0 - 0.5 * risk))
             low, high = quadrature.interval(quantile)
             lower = max(self.lower, _nats(system.count, self._form[1], high, -1.0))
             upper = max(min(self.upper, _nats(system.count, self._form[0], low, 1.0)), lower)

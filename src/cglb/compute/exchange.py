@@ -1,40 +1,44 @@
 """Rows of a split matrix for the devices that need them, and their gradients back to their owners.
 
 Groups of row numbers are dealt to the devices in rounds. In each round every device sends to every other
-one the rows that it asks for, in one `all_to_all`: a device receives each of its own groups' rows once,
-so that the traffic per device falls with the number of devices, and only one round of rows is alive.
+one the rows that it asks for, in one `all_to_all`. A device receives each row once per round, however
+many of its groups ask for it, so that the traffic per device falls with the number of devices, and only
+one round of rows is alive.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from cglb.compute.shards import AXIS
 
-__all__ = ["Exchange", "Traffic", "fetch", "give_back", "plan"]
+__all__ = ["Exchange", "fetch", "give_back", "plan"]
 
-GROUPS = 16  # per device and round: enough to hide the latency of a round, few enough to hold
+GROUPS = 32  # per device and round: enough to share most rows, few enough to hold them
 STEP = 64  # rows per message are a multiple of this, so that few shapes are compiled
 
 
-class Traffic(NamedTuple):
-    """Who sends what: arrays [rounds, devices, devices, rows]."""
-
-    send: Any  # the sender's own row numbers, by sender and receiver; 0 on padding
-    place: Any  # where each row goes, by receiver and sender; beyond the end on padding
-
-
 class Exchange(NamedTuple):
-    """Groups of rows, dealt to devices: arrays [rounds, devices, groups, members], and the traffic."""
+    """Groups of rows, dealt to devices.
 
-    index: Int[np.ndarray, "r p g k"]
-    valid: Bool[np.ndarray, "r p g k"]
-    traffic: Traffic
+    The rows that a device has in a round stand by their owners, `length` rows for each: what an owner
+    sends is where it is needed.
+
+    Attributes:
+        rows: numbers of the rows that a device has in a round, each once; 0 on padding.
+        place: the members of its groups, as places in these rows.
+        valid: which members there are.
+        send: rows of its own that a device sends to each other one.
+    """
+
+    rows: Int[np.ndarray, "rounds devices slots"]
+    place: Int[np.ndarray, "rounds devices groups k"]
+    valid: Bool[np.ndarray, "rounds devices groups k"]
+    send: Int[np.ndarray, "rounds devices devices length"]
 
 
 def plan(
@@ -48,51 +52,42 @@ def plan(
     groups = min(GROUPS, -(-b // devices))
     rounds = -(-b // (devices * groups))
     missing = rounds * devices * groups - b
-    index, valid = (np.pad(np.asarray(a), ((0, missing), (0, 0))) for a in (index, valid))
-    shape = (rounds, devices, groups, k)
-    return Exchange(
-        index.reshape(shape).astype(np.int32),
-        valid.reshape(shape),
-        _traffic(index.reshape(rounds, devices, -1), valid.reshape(rounds, devices, -1), share),
+    # groups that stand together share rows: they go to the same device, and to the same round
+    index, valid = (
+        np.pad(np.asarray(a), ((0, missing), (0, 0))).reshape(devices, rounds, groups, k).swapaxes(0, 1)
+        for a in (index, valid)
     )
+    # by round and device: its rows in their order, so by their owners, and how many each owner has
+    found = [np.unique(index[at][valid[at]]) for at in np.ndindex(rounds, devices)]
+    counts = np.array([np.bincount(rows // share, minlength=devices) for rows in found])
+    length = -(-max(1, int(counts.max())) // STEP) * STEP
+    rows = np.zeros((rounds, devices, devices, length), dtype=np.int32)
+    place = np.zeros(index.shape, dtype=np.int32)
+    for at, needed, ends in zip(np.ndindex(rounds, devices), found, counts.cumsum(axis=1), strict=True):
+        owner = needed // share
+        slots = owner * length + np.arange(len(needed)) - np.concatenate([[0], ends])[owner]
+        rows[at].reshape(-1)[slots] = needed
+        place[at][valid[at]] = slots[np.searchsorted(needed, index[at][valid[at]])]
+    first = share * np.arange(devices)[:, None]
+    send = np.maximum(rows - first, 0).swapaxes(1, 2)  # from what receivers have to what owners send
+    return Exchange(rows.reshape(rounds, devices, -1), place, valid, send)
 
 
-def _traffic(rows: np.ndarray, wanted: np.ndarray, share: int) -> Traffic:
-    rounds, devices, size = rows.shape
-    owner = np.where(wanted, rows // share, devices)  # padding belongs to nobody
-    counts = (owner[..., None] == np.arange(devices)).sum(axis=2)
-    length = -(-int(counts.max(initial=1)) // STEP) * STEP
-    send = np.zeros((rounds, devices, devices, length), dtype=np.int32)
-    place = np.full((rounds, devices, devices, length), size, dtype=np.int32)
-    order = np.argsort(owner, axis=2, kind="stable")
-    ends = np.cumsum(counts, axis=2)
-    for turn in range(rounds):
-        for receiver in range(devices):
-            for sender in range(devices):
-                count, end = counts[turn, receiver, sender], ends[turn, receiver, sender]
-                chosen = order[turn, receiver, end - count : end]
-                place[turn, receiver, sender, :count] = chosen
-                send[turn, sender, receiver, :count] = rows[turn, receiver, chosen] - sender * share
-    return Traffic(send, place)
-
-
-def fetch(rows: Float[Array, "share m"], size: int, traffic: Traffic) -> Float[Array, "{size} m"]:
-    """The `size` rows that this device asked for; zeros on padding. One device's view of one round.
+def fetch(rows: Float[Array, "share m"], send: Int[Array, "devices length"]) -> Float[Array, "slots m"]:
+    """The rows that this device asked for, at their slots; any rows on padding. One device's view of
+    one round.
 
     Args:
         rows: those that this device owns.
-        traffic: send and place, [devices, length] each.
+        send: which of them it sends to whom.
     """
-    got = lax.all_to_all(rows[traffic.send], AXIS, 0, 0)
-    m = rows.shape[1]
-    empty = jnp.zeros((size, m), dtype=rows.dtype)
-    return empty.at[traffic.place.ravel()].set(got.reshape(traffic.place.size, m), mode="drop")
+    return lax.all_to_all(rows[send], AXIS, 0, 0).reshape(send.size, rows.shape[1])
 
 
 def give_back(
-    total: Float[Array, "share m"], bars: Float[Array, "size m"], traffic: Traffic
+    total: Float[Array, "share m"], bars: Float[Array, "slots m"], send: Int[Array, "devices length"]
 ) -> Float[Array, "share m"]:
-    """`total` plus the gradients of rows that `fetch` gave, from all who asked for them."""
-    mine = bars.at[traffic.place].get(mode="fill", fill_value=0.0)
-    back = lax.all_to_all(mine, AXIS, 0, 0)
-    return total.at[traffic.send.ravel()].add(back.reshape(traffic.send.size, bars.shape[1]))
+    """`total` plus the gradients of rows that `fetch` gave, from all who asked for them; they are 0 on
+    padding."""
+    back = lax.all_to_all(bars.reshape(*send.shape, -1), AXIS, 0, 0)
+    return total.at[send.ravel()].add(back.reshape(bars.shape))

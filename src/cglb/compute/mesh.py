@@ -201,9 +201,11 @@ class Mesh(XLA):
         X: Float[Array, "n d"],
         Z: Float[Array, "m d"],
         L: Float[Array, "m m"],
+        empty: int = 0,
     ) -> tuple[RowShards, Float[Array, "m m"]]:
         """Each device's rows of Aᵀ by its process, and the sum of their Gram matrices."""
         n, m = X.shape[0], Z.shape[0]
+        count = n - empty
         share = -(-n // self.mesh.size)
         given = jax.tree.map(np.asarray, (kernel, sigma, X, Z, L))
         rows = given[2]
@@ -212,13 +214,11 @@ class Mesh(XLA):
         for place, device in enumerate(self.mesh.devices.flat):
             if device.process_index != jax.process_index():
                 continue
-            start, stop = min(place * share, n), min((place + 1) * share, n)
-            At, G = np.zeros((share, m), X.dtype), np.zeros((m, m), X.dtype)
-            if stop > start:
-                At, G = self.own.nystrom_rows(kernel, sigma, jax.device_put(rows[start:stop]), Z, L)
-                if stop - start < share:
-                    At = np.pad(np.asarray(At), ((0, share - (stop - start)), (0, 0)))
-            mine.append((jax.device_put(At, device), jax.device_put(np.asarray(G)[None], device)))
+            # where the rows are over, the last one fills up
+            index = np.arange(place * share, (place + 1) * share)
+            here, missing = jax.device_put(rows[np.minimum(index, n - 1)]), int(np.sum(index >= count))
+            At, G = self.own.nystrom_rows(kernel, sigma, here, Z, L, missing)
+            mine.append((jax.device_put(At, device), jax.device_put(G[None], device)))
         At = self._assembled((share * self.mesh.size, m), [one for one, _ in mine])
         G = self._assembled((self.mesh.size, m, m), [one for _, one in mine])
         return RowShards(At, n, self.mesh), _total(self.mesh)(G)

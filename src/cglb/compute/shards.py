@@ -122,7 +122,7 @@ def expand(At: Tall, C: Float[Array, "m *t"]) -> Float[Array, "n *t"]:
     """Aᵀ C; inside `jit`."""
     if not isinstance(At, RowShards):
         return At @ C
-    return whole(At.mesh, At.data @ C)[: At.n]
+    return _gather_rows(At, At.data @ C)
 
 
 def row_products(At: Tall, Bt: Tall) -> Float[Array, " n"]:
@@ -130,7 +130,12 @@ def row_products(At: Tall, Bt: Tall) -> Float[Array, " n"]:
     if not isinstance(At, RowShards):
         return jnp.sum(At * Bt, axis=1)  # pyright: ignore[reportOperatorIssue]
     assert isinstance(Bt, RowShards)
-    return whole(At.mesh, jnp.sum(At.data * Bt.data, axis=1))[: At.n]
+    return _gather_rows(At, jnp.sum(At.data * Bt.data, axis=1))
+
+
+def _gather_rows(At: RowShards, found: Array) -> Array:
+    """What was computed for each row of Aᵀ, whole. Split first: XLA would gather Aᵀ itself."""
+    return whole(At.mesh, split(At.mesh, found))[: At.n]
 
 
 def map_rows(fn: Callable[..., Array], talls: tuple[Tall, ...], *shared: Array) -> Tall:

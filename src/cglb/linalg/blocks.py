@@ -26,12 +26,17 @@ BLOCK, NEIGHBOURS = 128, 256
 
 
 class Blocks(eqx.Module):
-    """b blocks of up to p rows, each with up to k neighbours among the rows of earlier blocks."""
+    """b blocks of up to p rows, each with up to k neighbours among the rows of earlier blocks.
+
+    Blocks that lie together stand together, since they share neighbours. When each comes in the chain is
+    its number.
+    """
 
     rows: Int[Array, "b p"]
     row_valid: Bool[Array, "b p"]
     neighbours: Int[Array, "b k"]
     neighbour_valid: Bool[Array, "b k"]
+    numbers: Int[Array, " b"]
 
 
 class Neighbours:
@@ -64,7 +69,7 @@ def find_blocks(
     random_order: bool = True,
     seed: int = 0,
 ) -> Blocks:
-    """Cut the rows by medians (a k-d tree), order the leaves, and search neighbours by distance.
+    """Cut the rows by medians (a k-d tree), number the leaves, and search neighbours by distance.
 
     O(n log n) for the tree and n²·d for the search, in stripes of one block against all rows. Distances
     are in inputs scaled by the kernel's lengthscales.
@@ -72,15 +77,12 @@ def find_blocks(
     Args:
         block: rows per block.
         neighbours: rows of earlier blocks to condition each block on.
-        random_order: shuffle the blocks; otherwise they keep the order of the tree.
+        random_order: number the blocks at random; otherwise in the order of the tree.
         seed: of the shuffle.
     """
     n, d = number(kernel, X), X.shape[1]
     scaled = np.asarray(X) * np.asarray(kernel.relevance(d))[None, :]
     leaves = _leaves(scaled[:n], min(block, n))
-    if random_order:
-        shuffled = np.random.default_rng(seed).permutation(len(leaves))
-        leaves = [leaves[i] for i in shuffled]
     # sizes come from all rows, those that count for nothing included: one program for all of a bucket
     p = min(block, X.shape[0])
     # as many blocks as all rows would fill
@@ -89,16 +91,18 @@ def find_blocks(
     valid = np.zeros((count, p), dtype=bool)
     for i, leaf in enumerate(leaves):
         rows[i, : len(leaf)], valid[i, : len(leaf)] = leaf, True
-    position = np.full(X.shape[0], count, dtype=np.int32)  # the block each row is in
-    for i, leaf in enumerate(leaves):
-        position[leaf] = i
+    numbers = np.arange(count, dtype=np.int32)
+    if random_order:
+        numbers[np.random.default_rng(seed).permutation(len(leaves))] = np.arange(len(leaves))
+    position = np.full(X.shape[0], count, dtype=np.int32)  # the number of the block each row is in
+    for number_of_leaf, leaf in zip(numbers, leaves, strict=False):
+        position[leaf] = number_of_leaf
     rows, valid = jnp.asarray(rows), jnp.asarray(valid)
     k = min(neighbours, X.shape[0])
-    numbers = np.arange(count, dtype=np.int32)
     search = partial(_nearest_earlier, k)
     operands = jax.device_put(scaled), jnp.asarray(position)
     found, found_valid = backend_of(kernel, X).over_blocks(search, operands, (numbers, rows, valid))
-    return Blocks(rows, valid, found, found_valid)
+    return Blocks(rows, valid, found, found_valid, jnp.asarray(numbers))
 
 
 def _leaves(X: np.ndarray, size: int) -> list[np.ndarray]:

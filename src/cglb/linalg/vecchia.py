@@ -110,14 +110,13 @@ def _parts(blocks: Blocks, width: int) -> _Members:
 
 @partial(jax.jit, static_argnums=0)
 def _split(count: int, blocks: Blocks) -> _Members:
-    """Blocks go to each part in turn; the last round is filled up with blocks of padding."""
+    """Each part gets blocks that stand together; the last one is filled up with blocks of padding."""
     index = jnp.concatenate([blocks.neighbours, blocks.rows], axis=1)
     valid = jnp.concatenate([blocks.neighbour_valid, blocks.row_valid], axis=1)
     missing = -index.shape[0] % count
 
     def split(array: Array) -> Array:
-        padded = jnp.pad(array, ((0, missing), (0, 0)))
-        return padded.reshape(-1, count, array.shape[1]).swapaxes(0, 1)
+        return jnp.pad(array, ((0, missing), (0, 0))).reshape(count, -1, array.shape[1])
 
     return _Members(split(index), split(valid))
 

@@ -18,7 +18,7 @@ from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
 from cglb.compute import exchange
-from cglb.compute.exchange import Exchange, Traffic
+from cglb.compute.exchange import Exchange
 from cglb.compute.mesh import run_on
 from cglb.compute.parallel import one_blas_thread
 from cglb.compute.products import transposed_product
@@ -66,21 +66,18 @@ def _run(fn: Any, settings: Any, out: Any, matrix: Any, blocks: Blocks) -> Any:
         return jax.block_until_ready(run_on(At.mesh, fn, settings, (OPERANDS, out), *operands))
 
 
-def _of_round(X: Array, one: Exchange) -> tuple[int, Array, Array, Array, Traffic]:
-    """One device's view of a round: its size, inputs, members as places in them, and what counts."""
-    index, valid = one.index[0], one.valid[0]
-    size = index.size
-    places = jnp.arange(size, dtype=index.dtype).reshape(index.shape)
-    return size, X[index.ravel()], places, valid, Traffic(one.traffic.send[0], one.traffic.place[0])
+def _of_round(At: Array, X: Array, one: Exchange) -> tuple[Array, Array, Array, Array]:
+    """One device's view of a round: its rows of Aᵀ and of X, members as places in them, and which there
+    are."""
+    rows = exchange.fetch(At, one.send[0])
+    return rows, X[one.rows[0]], jnp.asarray(one.place[0]), jnp.asarray(one.valid[0])
 
 
 def _value(part: Any, own: int, model: Any, At: Array, X: Array, dealt: Exchange) -> Array:
     kernel, noise = model
 
     def turn(total: Array, one: Exchange) -> tuple[Array, None]:
-        size, X_b, places, valid, traffic = _of_round(X, one)
-        rows = exchange.fetch(At, size, traffic)
-        return total + part(own, kernel, noise, rows, X_b, places, valid), None
+        return total + part(own, kernel, noise, *_of_round(At, X, one)), None
 
     total, _ = lax.scan(turn, jnp.zeros((), dtype=At.dtype), dealt)
     return lax.psum(total, AXIS)
@@ -90,11 +87,9 @@ def _gradient(part: Any, own: int, model: Any, At: Array, X: Array, dealt: Excha
     kernel, noise = model
 
     def turn(total: Any, one: Exchange) -> tuple[Any, None]:
-        size, X_b, places, valid, traffic = _of_round(X, one)
-        rows = exchange.fetch(At, size, traffic)
-        *small, bars = part(own, kernel, noise, rows, X_b, places, valid)
+        *small, bars = part(own, kernel, noise, *_of_round(At, X, one))
         summed = jax.tree.map(jnp.add, total[0], tuple(small))
-        return (summed, exchange.give_back(total[1], bars, traffic)), None
+        return (summed, exchange.give_back(total[1], bars, one.send[0])), None
 
     zeros = jax.tree.map(jnp.zeros_like, ((jnp.zeros((), dtype=At.dtype), kernel, noise), At))
     small, At_bar = lax.scan(turn, zeros, dealt)[0]
@@ -191,14 +186,15 @@ def _inverse(part: Any, own: int, model: Any, At: Array, X: Array, dealt: Exchan
     kernel, noise = model
 
     def turn(one: Exchange) -> tuple[Array, Array]:
-        size, X_b, places, valid, traffic = _of_round(X, one)
-        rows = exchange.fetch(At, size, traffic)
-        return part(own, kernel, noise, rows, X_b, places, valid)
+        return part(own, kernel, noise, *_of_round(At, X, one))
 
     U, B = lax.map(turn, dealt)
     flat = _joined(_joined(B))
     gram = lax.psum(transposed_product(flat, flat), AXIS)
-    index, valid = dealt.index[:, 0], dealt.valid[:, 0]
+    valid = dealt.valid[:, 0]
+    # members as numbers of rows
+    index = jnp.take_along_axis(dealt.rows, dealt.place[:, 0].reshape(len(valid), -1)[:, None], axis=2)
+    index = index.reshape(valid.shape)
     return (*(_joined(a) for a in (U, B, index, valid)), gram)
 
 

@@ -17,7 +17,8 @@ demo: $(READY)  ## fit the robot arm, print a table, write pictures to demo/
 	$(BIN)/python examples/demo.py --output demo
 
 # one worker per core; a file stays with one worker, and tests/conftest.py puts the longest files first
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# bytecode is kept, whatever the user's setting: tests start many processes that import the same modules
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)  ## the whole test suite
 	$(PYTEST)

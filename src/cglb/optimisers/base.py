@@ -120,6 +120,15 @@ class Optimiser(abc.ABC, Generic[S]):
         """
         return state
 
+    def promises_little(self, state: S, effort: float = 1.0) -> bool:
+        """Whether what is known of curvature says that the next step is not worth its evaluation.
+
+        Args:
+            state: where the run is.
+            effort: what an evaluation takes, in ordinary ones.
+        """
+        return False
+
     @abc.abstractmethod
     def restore(self, arrays: Mapping[str, np.ndarray]) -> S:
         """The state that `State.arrays` wrote."""

@@ -95,7 +95,8 @@ class LBFGS(Optimiser[LBFGSState]):
             length = 1.0
             if not len(state.S):
                 length = min(1.0, 1.0 / float(np.linalg.norm(direction)))
-            elif self._promises_little(state, direction):
+            # a run that has not taken a step may know the curvature of another function only
+            elif np.isfinite(state.before) and _promise(point.gradient, direction) < self.worth:
                 return Ending.CONVERGED
             found = _line_search(point, direction, length, self.trials, least, evaluate, expired)
             if isinstance(found, Point):
@@ -113,10 +114,11 @@ class LBFGS(Optimiser[LBFGSState]):
             return False
         return bool(value - before <= self.value_tolerance * max(abs(value), abs(before), 1.0))
 
-    def _promises_little(self, state: LBFGSState, direction: np.ndarray) -> bool:
-        """Whether a run that has taken a step knows of too little to gain."""
-        promise = 0.5 * float(state.point.gradient @ direction)
-        return bool(np.isfinite(state.before)) and promise < self.worth
+    def promises_little(self, state: LBFGSState, effort: float = 1.0) -> bool:
+        gradient = state.point.gradient
+        if not len(state.S):
+            return False
+        return _promise(gradient, _direction(gradient, state.S, state.Y)) < effort * self.worth
 
     def _accept(self, state: LBFGSState, found: Point) -> LBFGSState:
         s = found.x - state.point.x
@@ -126,6 +128,11 @@ class LBFGS(Optimiser[LBFGSState]):
             S = np.concatenate([S, s[None, :]])[-self.memory :]
             Y = np.concatenate([Y, y[None, :]])[-self.memory :]
         return LBFGSState(found, S, Y, before=state.point.value)
+
+
+def _promise(gradient: np.ndarray, direction: np.ndarray) -> float:
+    """½gᵀHg: what the step along Hg gains if the curvature is what the pairs say."""
+    return 0.5 * float(gradient @ direction)
 
 
 def _curved(s: np.ndarray, y: np.ndarray) -> Any:

@@ -16,7 +16,7 @@ STAGE_SHARE = 0.05
 STALL_STEPS = 5
 
 
-def stalled(stage: Stage, last: bool, bounds: Sequence[float], evaluations: int) -> bool:
+def stalled(stage: Stage, last: bool, bounds: Sequence[float], effort: float) -> bool:
     """Whether the newest steps gained little of what their round has gained.
 
     Where everything is optimised in one go to the end, nothing better than further steps can be done.
@@ -25,14 +25,14 @@ def stalled(stage: Stage, last: bool, bounds: Sequence[float], evaluations: int)
         stage: that of the round.
         last: whether it is the last one.
         bounds: at the start of the round and after each step.
-        evaluations: that the newest steps took, as many as are judged. A step that takes several must
-            gain as much more.
+        effort: ordinary evaluations that the newest steps took, as many as are judged. A step that takes
+            several, or one with many steps of CG, must gain as much more.
     """
     share = 0.0 if stage.in_one_go and (last or stage.gain > 0.0) else stage.stall
     if len(bounds) <= stage.window + 1:
         return False
     newest = bounds[-1]
-    needed = stage.gain * max(stage.window, evaluations) / STALL_STEPS
+    needed = stage.gain * max(stage.window, effort) / STALL_STEPS
     least = max(needed, share * (newest - bounds[0]))
     return newest - bounds[-1 - stage.window] < least
 

@@ -35,6 +35,8 @@ __all__ = ["START_NOT_FINITE", "State"]
 # solutions of CG that the next evaluation starts from: along a smooth path three extrapolate it, and a
 # product with three vectors costs little more than with one
 RECYCLED = 3
+# products with K̂ that take as long as all else in an evaluation
+PRODUCTS = 35
 START_NOT_FINITE = (
     "The bound is not finite at the starting point. Look at the units of X and y, or start from larger "
     "noise."
@@ -300,16 +302,27 @@ class State:
         self.bounds = [point.value]
 
     def _round_is_over(self) -> Ending | None:
-        if stalled(self._stage, self._last, self.bounds, self._newest_evaluations()):
+        taken = self._newest_work()
+        effort = max(taken["evaluations"], taken["products"] / PRODUCTS)
+        if stalled(self._stage, self._last, self.bounds, effort):
             return Ending.STALLED
         limit = self.problem.options.steps_per_round
         full = not self._stage.in_one_go and len(self.bounds) > limit
-        return Ending.STEP_LIMIT if full else None
+        if full:
+            return Ending.STEP_LIMIT
+        stepped = len(self.bounds) > 1 and self.run is not None
+        one = effort / max(1, taken["evaluations"])
+        return Ending.CONVERGED if stepped and self._promises_little(one) else None
 
-    def _newest_evaluations(self) -> int:
-        """How many evaluations the steps took by which a round is judged."""
+    def _promises_little(self, effort: float = 1.0) -> bool:
+        assert self.run is not None
+        return self._stage.optimiser.promises_little(self.run, effort)
+
+    def _newest_work(self) -> dict[str, int]:
+        """Evaluations and products of the steps by which a round is judged."""
         rows = self.history[-1 - self._stage.window :]
-        return rows[-1]["evaluations"] - rows[0]["evaluations"] if rows else 0
+        first, last = (rows[0], rows[-1]) if rows else ({}, {})
+        return {name: last.get(name, 0) - first.get(name, 0) for name in ("evaluations", "products")}
 
     def _end_round(self, reason: Ending) -> None:
         """Go to the next round, to the next stage, or end."""
@@ -318,9 +331,11 @@ class State:
         self.reached = self.bounds[-1]
         if reason is Ending.STEP_LIMIT or not converged(self._stage, self._last, gain, self.gained):
             changed = self._next_round()
-            # steps and new points that both gain too little to matter: that is the end
+            # Steps that gained too little to matter, and new points that gain no more or after which
+            # steps are not worth it either: that is the end.
             little = reason in (Ending.STALLED, Ending.CONVERGED)
-            enough = little and self.bound - self.reached < self._stage.gain
+            same = self.bound - self.reached < self._stage.gain
+            enough = little and (same or self._promises_little())
             if not enough and (changed or reason in (Ending.STEP_LIMIT, Ending.STALLED)):
                 return
         if not self._last:

@@ -210,3 +210,20 @@ def test_a_step_that_promises_too_little_is_not_taken():
     assert found is Ending.CONVERGED
     assert len(calls) == before
     assert -0.1 < state.point.value < -1e-12
+
+
+def test_a_promise_is_what_a_quadratic_still_gains_and_is_weighed_by_its_cost():
+    """After p steps along all directions the pairs know A, so ½gᵀHg is what is left to gain."""
+    A = np.diag([1.0, 10.0, 100.0])
+
+    def evaluate(x, _draw):
+        return Point(x, -0.5 * float(x @ A @ x), -A @ x)
+
+    pairs = np.eye(3)
+    here = evaluate(np.array([0.3, 0.2, -0.1]), 0)
+    known = LBFGS().restore({**LBFGS().begin(here).arrays(), "S": pairs, "Y": pairs @ A})
+    left = -here.value
+    for effort in (1.0, 4.0):
+        assert LBFGS(worth=1.01 * left / effort).at_cost(effort).promises_little(known)
+        assert not LBFGS(worth=0.99 * left / effort).at_cost(effort).promises_little(known)
+    assert not LBFGS(worth=np.inf).promises_little(LBFGS().begin(here))  # nothing is known yet

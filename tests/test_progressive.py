@@ -23,6 +23,7 @@ from cglb.methods.stages import (
     progressive,
 )
 from cglb.optimisers.lbfgs import LBFGS
+from cglb.training.endings import stalled
 from cglb.training.options import Options, default_stages
 
 
@@ -214,6 +215,24 @@ def test_a_sparse_method_ends_where_the_searches_led_it():
     assert found.history[-1]["method"] == "cglb"
     assert found.bound <= float(cglb.bounds.exact(found.gp, X, y).value) <= exact.bound + 0.1
     assert float(cglb.bounds.exact(found.gp, X, y).value) > exact.bound - 5.0
+
+
+def test_steps_that_take_more_work_must_gain_more():
+    stage = Stage(CGLB(), gain=5.0, window=2)
+    bounds = [0.0, 100.0, 106.0, 110.0]
+    assert not stalled(stage, True, bounds, 2)  # 10 nats in two steps, where 2 are asked
+    assert stalled(stage, True, bounds, 20)  # 20 are asked
+    assert not stalled(stage, True, bounds[:3], 20)  # too few steps to judge
+
+
+def test_training_ends_when_no_step_is_worth_its_cost():
+    """One step shows the curvature; then new inducing points are tried once, and that is the end."""
+    X, y = toy(60, 3)
+    stages = (Stage(CGLB(logdet="amgm"), LBFGS(worth=1e9), gain=1e9),)
+    found = cglb.train(start(), X, y, CGLB(), num_inducing=15, stages=stages)
+    assert found.stop == "converged"
+    assert len(found.history) == 1
+    assert found.evaluations <= 6
 
 
 # ---- compiled programs ----

@@ -30,7 +30,7 @@ __all__ = ["CGLB"]
 
 # CG's step limit in a progressive schedule, and the nats it may cost there: line searches compare values
 # that differ by little more than a nat, and with a stored matrix some more steps cost little
-TRAINING_STEPS, TRAINING_NATS = 200, 0.1
+TRAINING_STEPS, TRAINING_NATS = 400, 0.1
 
 
 @dataclass(frozen=True)

@@ -120,13 +120,12 @@ class Optimiser(abc.ABC, Generic[S]):
         """
         return state
 
-    def promises_little(self, state: S, effort: float = 1.0) -> bool:
-        """Whether what is known of curvature says that the next step is not worth its evaluation.
+    def at_cost(self, effort: float) -> Optimiser[S]:
+        """This optimiser for evaluations that each take as much as `effort` ordinary ones."""
+        return self
 
-        Args:
-            state: where the run is.
-            effort: what an evaluation takes, in ordinary ones.
-        """
+    def promises_little(self, state: S) -> bool:
+        """Whether what is known of curvature says that the next step is not worth its evaluation."""
         return False
 
     @abc.abstractmethod

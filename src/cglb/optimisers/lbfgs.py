@@ -59,8 +59,9 @@ class LBFGS(Optimiser[LBFGSState]):
         trials: evaluations per line search, at most.
         gradient_tolerance: converged if no entry of the gradient is larger.
         value_tolerance: converged if a step gained less than this share of the value.
-        worth: converged if the next step promises to gain less, ½gᵀHg by what is known of curvature. A
-            line search tries no length that can gain less.
+        worth: converged if the next step promises to gain less than `cost` times this, ½gᵀHg by what is
+            known of curvature. A line search tries no length that can gain less than `worth`.
+        cost: of an evaluation, in ordinary ones.
     """
 
     memory: int = 50
@@ -68,6 +69,7 @@ class LBFGS(Optimiser[LBFGSState]):
     gradient_tolerance: float = 1e-5
     value_tolerance: float = 1e7 * float(np.finfo(float).eps)
     worth: float = 0.0
+    cost: float = 1.0
 
     def begin(self, point: Point, before: LBFGSState | None = None) -> LBFGSState:
         none = np.zeros((0, len(point.x)))
@@ -96,7 +98,7 @@ class LBFGS(Optimiser[LBFGSState]):
             if not len(state.S):
                 length = min(1.0, 1.0 / float(np.linalg.norm(direction)))
             # a run that has not taken a step may know the curvature of another function only
-            elif np.isfinite(state.before) and _promise(point.gradient, direction) < self.worth:
+            elif np.isfinite(state.before) and self._too_little(point, direction):
                 return Ending.CONVERGED
             found = _line_search(point, direction, length, self.trials, least, evaluate, expired)
             if isinstance(found, Point):
@@ -114,11 +116,17 @@ class LBFGS(Optimiser[LBFGSState]):
             return False
         return bool(value - before <= self.value_tolerance * max(abs(value), abs(before), 1.0))
 
-    def promises_little(self, state: LBFGSState, effort: float = 1.0) -> bool:
-        gradient = state.point.gradient
-        if not len(state.S):
-            return False
-        return _promise(gradient, _direction(gradient, state.S, state.Y)) < effort * self.worth
+    def at_cost(self, effort: float) -> LBFGS:
+        return replace(self, cost=effort)
+
+    def promises_little(self, state: LBFGSState) -> bool:
+        known = len(state.S) > 0
+        return known and self._too_little(
+            state.point, _direction(state.point.gradient, state.S, state.Y)
+        )
+
+    def _too_little(self, point: Point, direction: np.ndarray) -> bool:
+        return 0.5 * float(point.gradient @ direction) < self.cost * self.worth
 
     def _accept(self, state: LBFGSState, found: Point) -> LBFGSState:
         s = found.x - state.point.x
@@ -128,11 +136,6 @@ class LBFGS(Optimiser[LBFGSState]):
             S = np.concatenate([S, s[None, :]])[-self.memory :]
             Y = np.concatenate([Y, y[None, :]])[-self.memory :]
         return LBFGSState(found, S, Y, before=state.point.value)
-
-
-def _promise(gradient: np.ndarray, direction: np.ndarray) -> float:
-    """½gᵀHg: what the step along Hg gains if the curvature is what the pairs say."""
-    return 0.5 * float(gradient @ direction)
 
 
 def _curved(s: np.ndarray, y: np.ndarray) -> Any:

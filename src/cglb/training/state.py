@@ -156,7 +156,7 @@ class State:
 
     def _step(self, on_step: Callable[[HistoryRow], bool]) -> None:
         assert self.run is not None
-        found = self._stage.optimiser.step(self.run, self._evaluate, self._out_of_time)
+        found = self._optimiser.step(self.run, self._evaluate, self._out_of_time)
         if found is Ending.NOT_FINITE:
             self.ending = found
         elif found is Ending.TIME_LIMIT:
@@ -302,27 +302,27 @@ class State:
         self.bounds = [point.value]
 
     def _round_is_over(self) -> Ending | None:
-        taken = self._newest_work()
-        effort = max(taken["evaluations"], taken["products"] / PRODUCTS)
+        evaluations, products = self._newest_work()
+        effort = max(evaluations, products / PRODUCTS)
         if stalled(self._stage, self._last, self.bounds, effort):
             return Ending.STALLED
         limit = self.problem.options.steps_per_round
         full = not self._stage.in_one_go and len(self.bounds) > limit
-        if full:
-            return Ending.STEP_LIMIT
-        stepped = len(self.bounds) > 1 and self.run is not None
-        one = effort / max(1, taken["evaluations"])
-        return Ending.CONVERGED if stepped and self._promises_little(one) else None
+        return Ending.STEP_LIMIT if full else None
 
-    def _promises_little(self, effort: float = 1.0) -> bool:
-        assert self.run is not None
-        return self._stage.optimiser.promises_little(self.run, effort)
+    @property
+    def _optimiser(self) -> optimisers.Optimiser[Any]:
+        """That of the stage, which asks for more where evaluations take more steps of CG."""
+        evaluations, products = self._newest_work()
+        return self._stage.optimiser.at_cost(max(1.0, products / PRODUCTS / max(1, evaluations)))
 
-    def _newest_work(self) -> dict[str, int]:
+    def _newest_work(self) -> tuple[int, int]:
         """Evaluations and products of the steps by which a round is judged."""
         rows = self.history[-1 - self._stage.window :]
-        first, last = (rows[0], rows[-1]) if rows else ({}, {})
-        return {name: last.get(name, 0) - first.get(name, 0) for name in ("evaluations", "products")}
+        if not rows:
+            return 0, 0
+        first, last = rows[0], rows[-1]
+        return last["evaluations"] - first["evaluations"], last["products"] - first["products"]
 
     def _end_round(self, reason: Ending) -> None:
         """Go to the next round, to the next stage, or end."""
@@ -335,7 +335,7 @@ class State:
             # steps are not worth it either: that is the end.
             little = reason in (Ending.STALLED, Ending.CONVERGED)
             same = self.bound - self.reached < self._stage.gain
-            enough = little and (same or self._promises_little())
+            enough = little and (same or self._optimiser.promises_little(self.run))
             if not enough and (changed or reason in (Ending.STEP_LIMIT, Ending.STALLED)):
                 return
         if not self._last:

@@ -45,10 +45,11 @@ def test_the_words_of_warnings_on_the_page_are_those_of_the_code():
 
 
 def test_demo_runs_and_draws(tmp_path, monkeypatch, capsys):
+    """With as many rows and inducing points as the README's example, whose compiled code it shares."""
     monkeypatch.setattr(
         sys,
         "argv",
-        ["demo.py", "--rows", "240", "--inducing", "60", "--steps", "4", "--output", str(tmp_path)],
+        ["demo.py", "--rows", "450", "--inducing", "100", "--steps", "4", "--output", str(tmp_path)],
     )
     runpy.run_path(str(ROOT / "examples" / "demo.py"), run_name="__main__")
     assert {path.name for path in tmp_path.iterdir()} == {"predictions.png", "training.png"}

@@ -208,8 +208,8 @@ def test_no_collapse_and_at_least_scikit_learns_optimum(seed):
 
 
 def test_a_sparse_method_ends_where_the_searches_led_it():
-    X, y = toy(80, 2)
-    found = cglb.train(start(), X, y, CGLB(logdet="chain"), num_inducing=20, parts=(30,))
+    X, y = toy(96, 2)
+    found = cglb.train(start(), X, y, CGLB(logdet="chain"), num_inducing=8, parts=(30,))
     exact = cglb.train(start(), X, y, Exact(), parts=(30,))
     assert found.history[0]["method"] == "exact"
     assert found.history[-1]["method"] == "cglb"
@@ -227,9 +227,9 @@ def test_steps_that_take_more_work_must_gain_more():
 
 def test_training_ends_when_no_step_is_worth_its_cost():
     """One step shows the curvature; then new inducing points are tried once, and that is the end."""
-    X, y = toy(60, 3)
+    X, y = toy(96, 3)
     stages = (Stage(CGLB(logdet="amgm"), LBFGS(worth=1e9), gain=1e9),)
-    found = cglb.train(start(), X, y, CGLB(), num_inducing=15, stages=stages)
+    found = cglb.train(start(), X, y, CGLB(), num_inducing=8, stages=stages)
     assert found.stop == "converged"
     assert len(found.history) == 1
     assert found.evaluations <= 6

@@ -372,7 +372,7 @@ def test_a_method_can_be_given_as_an_object():
 OPTIONS = {
     "method": ("exact", lambda model: model.history_[0]["cg_stop"]),
     "kernel": ("rbf", lambda model: type(model.gp_.kernel)),
-    "num_inducing": (4, lambda model: model.evidence().width),
+    "num_inducing": (40, lambda model: model.evidence().width),
     "logdet": ("trace", lambda model: model.history_[-1]["bound"]),
     "precondition": ("nystrom", lambda model: model.fit_report_.products),
     "cg_tolerance": (1e4, lambda model: max(row["slack"] for row in model.history_) > 1.0),

@@ -198,20 +198,23 @@ SETTINGS = {"num_inducing": M, "max_steps": 3, "schedule": "direct", "random_sta
 
 
 @cache
-def fitted(method, kind):
+def fitted(method, kind, points=M):
     _, X, y, _ = problem()
     noise = NOISES[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = GPRegressor(method, **SETTINGS)
+        model = GPRegressor(method, **SETTINGS | {"num_inducing": points})
         return model.fit(X, y, noise.weight, noise_variance=noise.known)
 
 
 @pytest.mark.parametrize("method", ["exact", "cglb", "sgpr", "iterative"])
 def test_a_regressor_knows_the_noise_of_its_rows(method, tmp_path):
-    """Its evidence is the density of the targets in their own units, also after a file and an update."""
+    """Its evidence is the density of the targets in their own units, also after a file and an update.
+
+    With all rows as inducing points the first level of a certificate is narrow enough.
+    """
     _, X, y, noise = problem()
-    model = fitted(method, "both")
+    model = fitted(method, "both", points=N)
     gp = model.gp_
     units = (X - model.X_shift_) / model.X_scale_, (y - model.y_shift_) / model.y_scale_
     standard = RowNoise(noise.weight, noise.known / model.y_scale_**2)

@@ -158,8 +158,8 @@ GROWN_STEPS, GROWN_SHARE = 60, 0.4
 # On a part of the rows noise can seem to vanish, and lead astray all that follows.
 SEARCH_FLOOR = 1e-3
 # Nats that five steps must gain. A part of the rows knows the optimum of all rows to within some nats.
-# On all rows steps are cheap while the exact method is, and the cheaper the fewer rows: LAST_GAIN is that
-# of EXACT_ROWS. Above, fewer nats per row change no prediction.
+# On all rows steps are cheap while the exact method is, and the cheaper the fewer rows: LAST_GAIN is the
+# limit for EXACT_ROWS. Above, fewer nats per row change no prediction.
 SEARCH_GAIN, GROWN_GAIN, LAST_GAIN, LAST_GAIN_PER_ROW = 1.0, 2.0, 0.02, 1e-3
 # Steps by which that is judged on many rows, where three more steps cost a minute or so. Before the end
 # on few rows, a step is not taken either if curvature promises less than its share, a fifth.

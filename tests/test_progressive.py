@@ -315,3 +315,24 @@ def test_a_stage_begins_with_less_noise_where_a_floor_held_it_up_and_the_data_ha
     assert float(held.gp.noise) >= 1e-3
     assert float(free.gp.noise) < 2e-4
     assert free.bound > held.bound
+
+
+# ---- columns that a lengthscale has lost ----
+
+
+def test_a_stage_brings_back_the_columns_that_matter_and_no_others():
+    """From a start where only one of three columns is in sight, and no gradient knows the others."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 3))
+    y = np.sin(2.0 * X[:, 0]) + 0.5 * X[:, 1] + 0.1 * rng.normal(size=40)
+    gp = cglb.GP(cglb.Matern32(np.array([1.0, 1e9, 1e9])), np.asarray(0.1))
+
+    def end(brings_back):
+        stage = Stage(Exact(), steps=12, brings_back=brings_back)
+        return cglb.train(gp, X, y, Exact(), stages=(stage,), transform="log")
+
+    lost, found = end(False), end(True)
+    assert np.all(lost.gp.kernel.lengthscale[1:] > 1e8)
+    assert found.bound > lost.bound + 5.0
+    assert found.gp.kernel.lengthscale[1] < 10.0
+    assert found.gp.kernel.lengthscale[2] > 100.0

@@ -99,6 +99,7 @@ class Stage:
         start: where it begins; None for where the stage before ended or, after stages with a start, at
             the best of their ends by this stage's own bound.
         noise_floor: the smallest noise variance in this stage, if it is above that of the fit.
+        brings_back: at its beginning, try columns again that earlier stages have lost.
     """
 
     method: Method
@@ -114,6 +115,7 @@ class Stage:
     extra: bool = False
     start: Start | None = None
     noise_floor: float = 0.0
+    brings_back: bool = False
 
     def __post_init__(self) -> None:
         for name, value in {"rows": self.rows, "steps": self.steps}.items():
@@ -222,10 +224,10 @@ def progressive(
         return {"gain": gain, **settings}
 
     # the best search need not be the last one, so only the stages after the next inherit
-    last = Stage(method, inherits=len(sizes) > 1, **end(n, 0.0))
+    last = Stage(method, inherits=len(sizes) > 1, brings_back=True, **end(n, 0.0))
     first = sizes[0] if sizes else n
     begin = search(on(first), n, first)
-    grown = replace(begin, steps=GROWN_STEPS, share=GROWN_SHARE)
+    grown = replace(begin, steps=GROWN_STEPS, share=GROWN_SHARE, brings_back=True)
     return (
         *(replace(begin, start=start) for start in starts),
         *(

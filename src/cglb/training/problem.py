@@ -27,6 +27,8 @@ __all__ = ["Problem", "random_rows"]
 
 # noise up to so many times a floor may have been held up by it, and how much less is tried then
 NEAR_FLOOR, LESS_NOISE = 2.0, 0.1
+# lengthscales so many times the shortest one have left the data, and how long they are to come back
+LOST, BACK = 1000.0, 300.0
 # a value so many times its floor hardly depends on it
 FAR_ABOVE = 10.0
 
@@ -143,6 +145,21 @@ class Problem:
             return None
         found = self.flatten(stage, GP(gp.kernel, jnp.asarray(less), gp.mean))
         return None if np.array_equal(found, free) else found
+
+    def with_columns_back(self, stage: int, free: np.ndarray) -> np.ndarray:
+        """The free vector with lengthscales that are LOST times the shortest one of their kernel made
+        BACK times as long: there, a column matters little, but its gradient says whether it should."""
+
+        def nearer(path: tuple, value: Any) -> Any:
+            if getattr(path[-1], "name", "") != "lengthscale" or np.ndim(value) == 0:
+                return value
+            shortest = jnp.min(value)
+            return jnp.where(value > LOST * shortest, BACK * shortest, value)
+
+        gp = self.unflatten(stage, free)
+        same, moved = self.flatten(stage, gp), jax.tree_util.tree_map_with_path(nearer, gp)
+        back = self.flatten(stage, moved)
+        return np.where(back == same, free, back)
 
     def start(self, stage: int) -> np.ndarray:
         """The free vector at which a stage that has a start begins.

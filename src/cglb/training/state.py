@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from cglb.methods.base import Evaluation, Prepared
 from cglb.methods.stages import Stage
 from cglb.optimisers import base as optimisers
 from cglb.optimisers.base import Ending, Point
+from cglb.training.beginnings import Begin, Trials, with_less_noise, with_lost_columns
 from cglb.training.clock import Clock
 from cglb.training.endings import converged, stalled
 from cglb.training.history import Fit, HistoryRow, Work, evaluation_columns
@@ -41,20 +42,6 @@ START_NOT_FINITE = (
     "The bound is not finite at the starting point. Look at the units of X and y, or start from larger "
     "noise."
 )
-
-
-# systems of evaluations with their values, by place
-Trials = dict[bytes, tuple[float, Any]]
-
-
-class _Begin(NamedTuple):
-    """Where a stage may begin, and the evaluation there."""
-
-    free: np.ndarray
-    prepared: Prepared
-    Z: Array | None
-    point: Point
-    trials: Trials
 
 
 @dataclass
@@ -201,7 +188,10 @@ class State:
             places = [self.problem.start(self.stage)]
         found = [begin for free in places if (begin := self._first(free, moved)) is not None]
         if found:
-            best = self._with_less_noise(max(found, key=lambda begin: begin.point.value))
+            best = max(found, key=lambda begin: begin.point.value)
+            best = with_less_noise(self.problem, self.stage, best, self._moved)
+            if stage.brings_back:
+                best = with_lost_columns(self.problem, self.stage, best, self._moved)
             self.free, self._trials = best.free, best.trials
             if stage.start is None:
                 self.ends = []
@@ -213,7 +203,7 @@ class State:
         else:
             self.ending = Ending.NOT_FINITE
 
-    def _first(self, free: np.ndarray, moved: bool) -> _Begin | None:
+    def _first(self, free: np.ndarray, moved: bool) -> Begin | None:
         """Select inducing points and evaluate there; None if that is not finite."""
         problem, stage = self.problem, self._stage
         self.free = free
@@ -230,22 +220,16 @@ class State:
         for Z in candidates:
             prepared, point = self._try(Z)
             if point is not None:
-                return _Begin(free, prepared, Z, point, self._trials)
+                return Begin(free, prepared, Z, point, self._trials)
         return None
 
-    def _with_less_noise(self, begin: _Begin) -> _Begin:
-        """The same beginning or, where the floor of an earlier stage may have held the noise up, with
-        less noise while that makes the better bound: an optimiser would take many steps to get there."""
-        problem, stage = self.problem, self.stage
-        while (free := problem.with_less_noise(stage, begin.free)) is not None:
-            self.free = free
-            system = problem.system(stage, free, begin.Z, begin.prepared)
-            x = problem.join(stage, free, begin.Z)
-            point = self._evaluated(begin.prepared, system, x, 0)
-            if point is None or not point.value > begin.point.value:
-                break
-            begin = begin._replace(free=free, point=point, trials=self._trials)
-        return begin
+    def _moved(self, begin: Begin, free: np.ndarray) -> Begin | None:
+        """The same beginning with other hyperparameters; None if the bound is not finite there."""
+        self.free = free
+        system = self.problem.system(self.stage, free, begin.Z, begin.prepared)
+        x = self.problem.join(self.stage, free, begin.Z)
+        point = self._evaluated(begin.prepared, system, x, 0)
+        return None if point is None else begin._replace(free=free, point=point, trials=self._trials)
 
     def _next_stage(self) -> None:
         if self._stage.start is not None and self.run is not None:

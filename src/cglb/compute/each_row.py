@@ -42,6 +42,10 @@ class Small(Protocol):
 
     arrays: Any  # numpy or jax.numpy
 
+    def solve_rows(self, L: Any, R: Any, transposed: bool = False) -> Any:
+        """RL⁻ᵀ, or RL⁻¹ if `transposed`, for rows R [g, m] and a lower L [m, m], by substitution."""
+        ...
+
     def solve(self, K: Any, c: Any, B: Any, index: Any, b: Any) -> tuple[Any, Any]:
         """For each row w = (K − CCᵀ)⁻¹(c − Cb) and Cᵀw, where C = B[index]: k²m + k³/3 flops.
 
@@ -59,6 +63,11 @@ class Small(Protocol):
 
 class _XLASmall:
     arrays = jnp
+
+    def solve_rows(
+        self, L: Float[Array, "m m"], R: Float[Array, "g m"], transposed: bool = False
+    ) -> Float[Array, "g m"]:
+        return lax.linalg.triangular_solve(L, R, left_side=False, lower=True, transpose_a=not transposed)
 
     def solve(
         self,
@@ -80,6 +89,13 @@ def _solve_one(B: Array, K: Array, c: Array, index: Array, b: Array) -> tuple[Ar
 
 class _CPUSmall:
     arrays = np
+
+    def solve_rows(
+        self, L: Float[np.ndarray, "m m"], R: Float[np.ndarray, "g m"], transposed: bool = False
+    ) -> Float[np.ndarray, "g m"]:
+        found = np.array(R)
+        unlocked.solve_rows(L, found, transposed)
+        return found
 
     def solve(
         self,

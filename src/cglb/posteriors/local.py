@@ -121,14 +121,10 @@ def _rows_of(X: np.ndarray, Z: Array | None) -> np.ndarray:
 
 
 class _Shared(NamedTuple):
-    """What the shared rows explain of the others: K̂ = LLᵀ of them and B = k(others, rows)L⁻ᵀ.
-
-    L⁻¹ only makes weights, for which any numbers serve.
-    """
+    """What the shared rows explain of the others: K̂ = LLᵀ of them and B = k(others, rows)L⁻ᵀ."""
 
     rows: Float[Array, "m d"]
     L: Float[Array, "m m"]
-    L_inverse: Float[Array, "m m"]
     B: Float[Array, "n m"]
     sizes: Float[Array, " m"]  # of the rows of L, at least √k(x, x)
     sizes_of_others: Float[Array, " n"]  # of the rows of B, at least √k(x, x)
@@ -136,19 +132,15 @@ class _Shared(NamedTuple):
 
 @jax.jit
 def _explain(kernel: Kernel, noise: Array, shared: Array, others: Array) -> _Shared:
-    if not len(shared):
-        none, n = jnp.zeros((0, 0), dtype=others.dtype), len(others)
-        sizes_of_others = jnp.sqrt(kernel.diag(others))
-        return _Shared(
-            shared, none, none, jnp.zeros((n, 0), none.dtype), jnp.zeros(0, none.dtype), sizes_of_others
-        )
-    L = jnp.linalg.cholesky(assemble.dense(kernel, noise, shared))
-    B = triangular.solve_right(L, kernel(others, shared))
-
     def sizes(factor: Array, X: Array) -> Array:
         return jnp.sqrt(jnp.maximum(jnp.sum(factor * factor, axis=1), kernel.diag(X)))
 
-    return _Shared(shared, L, triangular.inverse(L), B, sizes(L, shared), sizes(B, others))
+    if not len(shared):  # kernels may not take no rows
+        L, B = jnp.zeros((0, 0), dtype=others.dtype), jnp.zeros((len(others), 0), dtype=others.dtype)
+        return _Shared(shared, L, B, L.reshape(0), sizes(B, others))
+    L = jnp.linalg.cholesky(assemble.dense(kernel, noise, shared))
+    B = triangular.solve_right(L, kernel(others, shared))
+    return _Shared(shared, L, B, sizes(L, shared), sizes(B, others))
 
 
 class _Entries(NamedTuple):
@@ -180,17 +172,19 @@ def _variances(small: Small, given: Any, found: _Entries, rows: Any, index: Any)
 
         αᵀK̂α = wᵀK̂w + 2wᵀk(near, shared)a + aᵀK̂a = wᵀK̂w + 2uᵀt + tᵀt
 
-    up to the errors of the factors, which are exact for entries that differ by at most γ(m + 1)|L||Lᵀ|
-    (K̂) and γ(m)|B||Lᵀ| (substitution). So their rows' norms take the place of √k(x, x) where they are
-    larger, and the kernel is not asked again for the entries of which B was made.
+    up to the errors of factors and substitution. Each is exact for entries of K̂, of k(near, shared) and
+    of t that differ by at most γ(m + 1)|L||Lᵀ|, γ(m)|B||Lᵀ| and γ(m)|Lᵀ||a|. So the norms of rows of L
+    and B take the place of √k(x, x) in the margin where they are larger, and neither k(near, shared) nor
+    t = L⁻¹k − u is made again.
     """
     _, noise, _, shared, (entry, sums) = given
     xp = small.arrays
-    b = found.k_shared @ shared.L_inverse.T
+    b = small.solve_rows(shared.L, found.k_shared)
     w, u = small.solve(found.K_near, found.k_near, shared.B, index, b)
-    a = (b - u) @ shared.L_inverse
-    a = xp.where(xp.isfinite(a), a, 0.0)  # any weights are allowed
-    t, K_w = a @ shared.L, (found.K_near @ w[:, :, None])[:, :, 0]
+    a = small.solve_rows(shared.L, b - u, transposed=True)
+    known = xp.all(xp.isfinite(a), axis=1)[:, None]
+    a, t = xp.where(known, a, 0.0), xp.where(known, b - u, 0.0)  # any weights are allowed
+    K_w = (found.K_near @ w[:, :, None])[:, :, 0]
     linear = xp.sum(w * found.k_near, axis=1) + xp.sum(a * found.k_shared, axis=1)
     square = xp.sum(w * K_w, axis=1) + xp.sum(t * (t + 2.0 * u), axis=1)
     variance = found.prior - 2.0 * linear + square

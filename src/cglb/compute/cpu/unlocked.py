@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import cython_blas, cython_lapack  # pyright: ignore[reportAttributeAccessIssue]
 
-__all__ = ["cholesky_solve", "subtract_gram"]
+__all__ = ["cholesky_solve", "solve_rows", "subtract_gram"]
 
 _python = ctypes.pythonapi
 _signature = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", _python))
@@ -45,6 +45,15 @@ def cholesky_solve(K: Float[np.ndarray, "k k"], c: Float[np.ndarray, " k"]) -> b
     for transpose in (b"N", b"T"):
         _routine(cython_blas, "dtrsv")(b"L", transpose, b"N", k, _at(K), k, _at(c), one)
     return info.value == 0
+
+
+def solve_rows(L: Float[np.ndarray, "m m"], R: Float[np.ndarray, "g m"], transposed: bool) -> None:
+    """R ← RL⁻ᵀ, or RL⁻¹ if `transposed`, in place, by substitution with a lower L: g·m² flops."""
+    if not R.size:
+        return
+    g, m = _integer(R.shape[0]), _integer(R.shape[1])
+    transpose = b"N" if transposed else b"T"
+    _routine(cython_blas, "dtrsm")(b"L", b"U", transpose, b"N", m, g, _ONE, _at(L), m, _at(R), m)
 
 
 _ONE, _MINUS_ONE = (ctypes.byref(ctypes.c_double(value)) for value in (1.0, -1.0))

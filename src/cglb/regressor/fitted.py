@@ -46,6 +46,7 @@ class Fitted(BaseEstimator):
     """The fitted attributes of an estimator, and what follows from them without new inputs."""
 
     memory_gb: float | None
+    progress: bool
     X_shift_: np.ndarray
     X_scale_: np.ndarray
     y_shift_: float

@@ -53,6 +53,9 @@ def solve_rows(L: Float[np.ndarray, "m m"], R: Float[np.ndarray, "g m"], transpo
         return
     g, m = _integer(R.shape[0]), _integer(R.shape[1])
     transpose = b"N" if transposed else b"T"
+    if len(R) == 1:  # a third of the time
+        _routine(cython_blas, "dtrsv")(b"U", transpose, b"N", m, _at(L), m, _at(R), _integer(1))
+        return
     _routine(cython_blas, "dtrsm")(b"L", b"U", transpose, b"N", m, g, _ONE, _at(L), m, _at(R), m)
 
 

@@ -91,19 +91,20 @@ class Local:
         spare = np.setdiff1d(np.arange(len(rows)), real)
         others = np.concatenate([others, spare[: max(0, neighbours - len(others))]])
         self._k = min(neighbours, len(others))
-        self._nearest = Nearest(rows[others] * self._scale)
+        self._others, self._nearest = others, Nearest(rows[others] * self._scale)
         # sums over rows of sums over rows, and the six terms
         count = len(shared) + self._k
         rounding = jnp.asarray([kernel.rounding(X.shape[1]), gamma(4 * count + 8)])
-        model, inputs = (kernel, jnp.asarray(gp.noise)), jax.device_put(rows[others])
-        self._given = (*model, inputs, _explain(*model, jax.device_put(rows[shared]), inputs), rounding)
+        model = kernel, jnp.asarray(gp.noise), X
+        # of all rows, so that their number stays that of the bucket
+        self._given = (*model, _explain(*model, jax.device_put(rows[shared])), rounding)
 
     def __call__(self, X_star: Float[Array, "s d"]) -> Float[Array, " s"]:
         """The variances at the rows of X_star."""
         rows, backend, found = np.asarray(X_star), backend_of(self._given, X_star), []
         for start in range(0, len(rows), CHUNK):
             part = rows[start : start + CHUNK]
-            index = self._nearest(part * self._scale, self._k)
+            index = self._others[self._nearest(part * self._scale, self._k)]
             found.append(backend.each_row(_entries, _variances, self._given, (part, index)))
         variances = np.concatenate(found)
         if not np.isfinite(variances).all():
@@ -121,26 +122,26 @@ def _rows_of(X: np.ndarray, Z: Array | None) -> np.ndarray:
 
 
 class _Shared(NamedTuple):
-    """What the shared rows explain of the others: K̂ = LLᵀ of them and B = k(others, rows)L⁻ᵀ."""
+    """What the shared rows explain of the others: K̂ = LLᵀ of them and B = k(X, rows)L⁻ᵀ."""
 
     rows: Float[Array, "m d"]
     L: Float[Array, "m m"]
     B: Float[Array, "n m"]
     sizes: Float[Array, " m"]  # of the rows of L, at least √k(x, x)
-    sizes_of_others: Float[Array, " n"]  # of the rows of B, at least √k(x, x)
+    sizes_of_all: Float[Array, " n"]  # of the rows of B, at least √k(x, x)
 
 
 @jax.jit
-def _explain(kernel: Kernel, noise: Array, shared: Array, others: Array) -> _Shared:
+def _explain(kernel: Kernel, noise: Array, X: Array, shared: Array) -> _Shared:
     def sizes(factor: Array, X: Array) -> Array:
         return jnp.sqrt(jnp.maximum(jnp.sum(factor * factor, axis=1), kernel.diag(X)))
 
     if not len(shared):  # kernels may not take no rows
-        L, B = jnp.zeros((0, 0), dtype=others.dtype), jnp.zeros((len(others), 0), dtype=others.dtype)
-        return _Shared(shared, L, B, L.reshape(0), sizes(B, others))
+        L, B = jnp.zeros((0, 0), dtype=X.dtype), jnp.zeros((len(X), 0), dtype=X.dtype)
+        return _Shared(shared, L, B, L.reshape(0), sizes(B, X))
     L = jnp.linalg.cholesky(assemble.dense(kernel, noise, shared))
-    B = triangular.solve_right(L, kernel(others, shared))
-    return _Shared(shared, L, B, sizes(L, shared), sizes(B, others))
+    B = triangular.solve_right(L, kernel(X, shared))
+    return _Shared(shared, L, B, sizes(L, shared), sizes(B, X))
 
 
 class _Entries(NamedTuple):
@@ -189,7 +190,7 @@ def _variances(small: Small, given: Any, found: _Entries, rows: Any, index: Any)
     square = xp.sum(w * K_w, axis=1) + xp.sum(t * (t + 2.0 * u), axis=1)
     variance = found.prior - 2.0 * linear + square
     # entries are off by τ√(k_ii k_jj), sums by γ of their terms' sizes
-    size = xp.sum(xp.abs(w) * shared.sizes_of_others[index], axis=1) + xp.abs(a) @ shared.sizes
+    size = xp.sum(xp.abs(w) * shared.sizes_of_all[index], axis=1) + xp.abs(a) @ shared.sizes
     margin = (entry + sums) * (xp.sqrt(found.prior) + size) ** 2
     margin = margin + sums * noise * (xp.sum(w * w, axis=1) + xp.sum(a * a, axis=1))
     certain = xp.maximum(variance, 0.0) + 2.0 * margin

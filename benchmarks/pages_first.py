@@ -41,7 +41,9 @@ def _others(parts: Any) -> Iterable[list[str]]:
         yield ["a mean and a standard deviation (`local`)", f"{number(serve['mean_std_ms'], 2)} ms"]
         yield ["a mean and a standard deviation (`sgpr`)", f"{number(serve['mean_sgpr_std_ms'], 2)} ms"]
         yield ["means of 100,000 rows", f"{number(serve['many_seconds'])} s"]
-        yield ["memory that these add", f"{number(serve['many_more_mb'], 0)} MB"]
+        spread = f"{number(serve['many_std_seconds'])} s"
+        yield ["means and standard deviations (`local`) of 10,000 rows", spread]
+        yield ["memory that 100,000 means add", f"{number(serve['many_more_mb'], 0)} MB"]
         programs = str(serve["programs_of_a_bucket"])
         yield ["programs for other numbers of test rows of the same buckets", programs]
     if memory := parts.get("memory"):

@@ -9,6 +9,9 @@ Nearly all tests use (n, d, m) = (40, 2, 8), so that they share what is compiled
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import settings
@@ -96,3 +99,19 @@ def log_likelihood(gp: cglb.GP, X: np.ndarray, y: np.ndarray) -> float:
 def slack_for(reference: float, *values: float) -> float:
     """Rounding allowed in a comparison of two sums of these sizes."""
     return 1e-7 * max(1.0, abs(reference), *(abs(value) for value in values))
+
+
+@contextmanager
+def counted():
+    """What JAX compiles while the block runs."""
+    count = []
+
+    def listen(event, seconds, **_):
+        if "backend_compile" in event:
+            count.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield count
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

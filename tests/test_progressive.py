@@ -1,11 +1,11 @@
 """Training from few rows to all: stages, starts, floors, and what it reaches beside scikit-learn."""
 
 import warnings
-from contextlib import contextmanager
 from dataclasses import replace
 
 import jax
 import numpy as np
+import problems
 import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
@@ -238,33 +238,18 @@ def test_training_ends_when_no_step_is_worth_its_cost():
 # ---- compiled programs ----
 
 
-@contextmanager
-def counted():
-    count = []
-
-    def listen(event, seconds, **_):
-        if "backend_compile" in event:
-            count.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield count
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-
-
 def test_another_number_of_rows_compiles_next_to_nothing():
     """A fit, predictions and updates with other numbers of rows run the programs of the first."""
     X, y = toy(240, 0)
     first = cglb.GPRegressor().fit(X[:200], y[:200])
     first.predict(X[:5], return_std=True)
     first.update(X[200:201], y[200:201])
-    with counted() as programs:
+    with problems.counted() as programs:
         model = cglb.GPRegressor().fit(X[:201], y[:201])
         model.predict(X[:7], return_std=True)
         model.predict(X[:30], return_std=True)
     assert programs == []
-    with counted() as programs:
+    with problems.counted() as programs:
         cglb.GPRegressor().fit(X, y)
     assert len(programs) <= 2  # copies of X and y
 
@@ -288,7 +273,7 @@ def test_rows_of_a_bucket_share_their_programs(method):
         for rows in (1, 3, 20):
             first.predict(X[:rows], return_std=True)
         first.update(X[93:94], y[93:94]).predict(X[:1], return_std=True)
-        with counted() as programs:
+        with problems.counted() as programs:
             second = model().fit(X[:94], y[:94])
             for rows in (5, 1, 30, 64):
                 second.predict(np.resize(X, (rows, 4)), return_std=True)

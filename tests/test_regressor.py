@@ -1,5 +1,6 @@
 """GPRegressor: scikit-learn's conventions, the user's units, and no option without an effect."""
 
+import copy
 import functools
 import inspect
 import warnings
@@ -24,7 +25,7 @@ import cglb
 from cglb import GPRegressor, posteriors
 from cglb.bounds.interval import Evidence
 from cglb.core.errors import StoreError
-from cglb.regressor import FitReport
+from cglb.regressor import FitReport, predictions
 from cglb.training.problem import Problem
 
 # units of the user's: far from standardised
@@ -263,6 +264,34 @@ def test_certified_variances_are_never_below_the_exact_one(how):
     assert ((low < mean) & (mean < high)).all()
     if how == "cg":
         assert (latent**2 <= 1.011 * exact).all()
+
+
+@pytest.mark.parametrize("how", ["local", "cg"])
+@pytest.mark.parametrize("method", ["cglb", "exact"])
+def test_many_rows_are_predicted_in_parts_and_progress_is_shown(method, how, monkeypatch, capsys):
+    model = copy.deepcopy(fitted(method)).set_params(progress=True)
+    rows = np.concatenate([X + 0.1, X[:3]])
+    whole = model.predict(rows, return_std=True, variance=how)
+    assert "rows" not in capsys.readouterr().err
+    monkeypatch.setattr(predictions, "ROWS", 16)
+    monkeypatch.setattr(predictions, "CG_ROWS", 16)
+    parts = model.predict(rows, return_std=True, variance=how)
+    assert "rows 43/43" in capsys.readouterr().err
+    np.testing.assert_allclose(parts[0], whole[0], rtol=1e-9)
+    np.testing.assert_allclose(parts[1], whole[1], rtol=1e-9 if how == "local" else 1e-2)
+
+
+@pytest.mark.parametrize("method", ["cglb", "exact"])
+def test_another_number_of_rows_in_the_same_bucket_compiles_nothing(method, monkeypatch):
+    model = fitted(method)
+    monkeypatch.setattr(predictions, "ROWS", 160)
+    rows = np.random.default_rng(0).normal(size=(400, 2))
+    for s in (1, 8, 9, 100, 160, 400):
+        model.predict(rows[:s], return_std=True)
+    with problems.counted() as programs:
+        for s in (2, 7, 99, 150, 161, 333):
+            model.predict(rows[:s], return_std=True)
+    assert not programs
 
 
 def test_a_bracket_of_an_exact_model_is_a_point():

@@ -14,7 +14,9 @@ from problems import problem
 
 import cglb
 from cglb import posteriors as posterior
-from cglb.posteriors import variance
+from cglb.compute.backend import CPU, XLA, using
+from cglb.posteriors import nearest, variance
+from cglb.posteriors.local import Local
 
 
 @given(problem())
@@ -120,19 +122,80 @@ def test_impossible_settings_are_named(name, value):
         call(X, **{name: value})
 
 
+def neighbours_of(gp, X, row, others, k):
+    """The k rows among `others` that are nearest in inputs divided by lengthscales."""
+    distance = np.sum(((X[others] - row) / gp.kernel.lengthscale) ** 2, axis=1)
+    return others[np.argsort(distance)[:k]]
+
+
+def dense_variance(gp, X, row):
+    """Var(f(row) | y at X), on dense arrays."""
+    K_hat = problems.dense(gp, np.concatenate([X, row[None]]))
+    k = K_hat[:-1, -1]
+    return K_hat[-1, -1] - float(gp.noise) - k @ np.linalg.solve(K_hat[:-1, :-1], k)
+
+
+@pytest.mark.parametrize("backend", [CPU(width=2), XLA()], ids=["CPU", "XLA"])
+def test_a_local_variance_is_that_given_its_neighbours_and_the_shared_rows(backend):
+    X, _, _ = problems.data(n=60, m=10)
+    gp = cglb.GP(cglb.Matern32([0.8, 1.2], 1.4), 0.01)
+    rows = np.random.default_rng(0).normal(size=(11, 2))  # a group and some single ones
+    for shared in (np.arange(10), np.arange(0)):
+        others = np.setdiff1d(np.arange(60), shared)
+        used = [np.concatenate([shared, neighbours_of(gp, X, row, others, 12)]) for row in rows]
+        wanted = [dense_variance(gp, X[index], row) for index, row in zip(used, rows, strict=True)]
+        with using(backend):
+            Z = X[shared] if len(shared) else None
+            found = variance.local(gp, X, rows, Z, neighbours=12)
+            alone = [variance.local(gp, X, rows[i : i + 1], Z, neighbours=12)[0] for i in (0, 10)]
+        np.testing.assert_allclose(found, wanted, rtol=1e-8)
+        np.testing.assert_allclose(alone, found[[0, 10]], rtol=1e-9)  # whatever else is asked for
+
+
+@pytest.mark.parametrize("columns", [3, 30])
+def test_nearest_rows_are_nearly_the_nearest_ones(columns):
+    rng = np.random.default_rng(0)
+    rows, stars = rng.normal(size=(nearest.FEW + 100, columns)), rng.normal(size=(20, columns))
+    search = nearest.Nearest(rows)
+    assert (search._tree is None) == (columns == 30)
+    found = search(stars, 50)
+    np.testing.assert_array_equal(found[3:4], search(stars[3:4], 50))
+    distance = np.linalg.norm(stars[:, None, :] - rows[None], axis=2)
+    farthest = np.take_along_axis(distance, found, axis=1).max(axis=1)
+    assert all(len(set(row)) == 50 for row in found)
+    room = 1.0 + nearest.NEARLY if columns == 3 else 1.0
+    assert (farthest <= room * np.sort(distance, axis=1)[:, 49] + 1e-12).all()
+
+
+@pytest.mark.one_cpu
+def test_local_variances_of_any_number_of_rows_run_the_same_programs():
+    X, _, _ = problems.data(n=100)
+    gp = cglb.GP(cglb.Matern32([0.8, 1.2]), 0.01)
+    rows = np.random.default_rng(0).normal(size=(40, 2))
+    with cglb.float64():
+        gp, X = jax.tree.map(jnp.asarray, (gp, X))
+        local = Local(gp, X, X[:5])
+        for count in (1, 8, 9):  # in this thread, where `strict_jax` counts, and in those of the pool
+            local(jax.device_put(rows[:count]))
+        with problems.counted() as programs:
+            for count in (1, 2, 7, 17, 40):
+                local(jax.device_put(rows[:count]))
+    assert not programs
+
+
 TWO_THREADS = """
 import jax
 import jax.numpy as jnp
 import numpy as np
 import cglb
 from cglb.compute.backend import CPU, using
-from cglb.posteriors.variance import BATCH, Local
+from cglb.posteriors.local import Local
 
 rng = np.random.default_rng(0)
 with cglb.float64(), using(CPU(width=2)):
     import jax, jax.numpy as jnp
     gp = jax.tree.map(jnp.asarray, cglb.GP(cglb.RBF([1.0, 1.0]), 0.1))
-    X, rows = jnp.asarray(rng.normal(size=(300, 2))), jnp.asarray(rng.normal(size=(6 * BATCH, 2)))
+    X, rows = jnp.asarray(rng.normal(size=(300, 2))), jnp.asarray(rng.normal(size=(400, 2)))
     assert np.isfinite(np.asarray(Local(gp, X, X[:50])(rows))).all()
 """
 

@@ -130,6 +130,7 @@ def run_serve(side, X, y, rows):
     before = rss_mb()
     found["many_seconds"] = seconds(lambda: model.predict(star))
     found["many_more_mb"] = rss_mb() - before
+    found["many_std_seconds"] = seconds(lambda: model.predict(star[:10_000], return_std=True))
     programs = Programs()
     for count in (2, 5, 33, 300, 1700):
         model.predict(star[:count], return_std=True)

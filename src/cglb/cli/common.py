@@ -97,7 +97,7 @@ def load_model(path: str) -> Any:
     from cglb.regressor import GPRegressor
 
     use_compilation_cache()
-    return GPRegressor.load(path)
+    return GPRegressor.load(path).set_params(progress=False)  # commands have bars of their own
 
 
 def read_training(

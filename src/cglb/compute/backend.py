@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from cglb.compute import assemble, tiling, triangular
+from cglb.compute import assemble, each_row, tiling, triangular
 from cglb.compute.cpu import blas
 from cglb.compute.factors import Factor, InPlaceFactor, XLAFactor
 from cglb.compute.parallel import Parallel, Serial, Threads, cores
@@ -156,6 +156,16 @@ class XLA:
         """`fn(*shared, *blocks)`, whose results [blocks, ...] depend on one block each."""
         return fn(*shared, *blocks)
 
+    def each_row(
+        self,
+        entries: each_row.Entries,
+        finish: each_row.Finish,
+        given: Sequence[Any],
+        rows: Sequence[np.ndarray],
+    ) -> Float[np.ndarray, " s"]:
+        """`finish(small, given, entries(*given, *row), *row)` for each row: see `compute.each_row`."""
+        return each_row.by_xla(entries, finish, given, rows)
+
     def store(
         self, kernel: Kernel, noise: Number, X: Float[Array, "n d"], columns: int, memory_gb: float
     ) -> StoredMatrix | None:
@@ -231,6 +241,15 @@ class CPU(XLA):
         At[X.shape[0] - empty :] = 0.0
         G = blas.gram(At)
         return blas.to_jax(At), jnp.asarray(G)
+
+    def each_row(
+        self,
+        entries: each_row.Entries,
+        finish: each_row.Finish,
+        given: Sequence[Any],
+        rows: Sequence[np.ndarray],
+    ) -> Float[np.ndarray, " s"]:
+        return each_row.by_blas(self.parallel, entries, finish, given, rows)
 
     def store(
         self, kernel: Kernel, noise: Number, X: Float[Array, "n d"], columns: int, memory_gb: float

@@ -259,6 +259,9 @@ class Mesh(XLA):
         walk = self.walk(plan, X.shape[0], X.shape[0])
         return StoredTiles(self.mesh, walk, plan.tile, kernel, noise, X)
 
+    def each_row(self, *given: Any) -> Any:
+        return self.own.each_row(*given)
+
     def between(self, kernel: Kernel, X1: Any, X2: Any) -> Any:
         return self.own.between(kernel, X1, X2)
 

@@ -152,8 +152,10 @@ def boundary(function: Callable[..., R]) -> Callable[..., R]:
                     check_same(sizes, letter, name, size)
                 bound.arguments[name] = array
             for name in ("self", "gp", "kernel"):
-                if isinstance(bound.arguments.get(name), eqx.Module):
-                    bound.arguments[name] = module = jax.tree.map(jnp.asarray, bound.arguments[name])
+                module = bound.arguments.get(name)
+                if isinstance(module, eqx.Module):
+                    if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(module)):
+                        bound.arguments[name] = module = jax.tree.map(jnp.asarray, module)
                     _check_module(module, sizes)
                     if name != "self":  # with a float32 σ², log σ² and so the bound would be float32
                         bound.arguments[name] = cast(module, jnp.float64)

@@ -95,7 +95,8 @@ class GPRegressor(RegressorMixin, Predictions):
             an interrupted `fit` finds its checkpoint again.
         memory_gb: budget for the n × m arrays; limits `num_inducing="auto"` and refuses what cannot
             fit. Up to 32,000 rows CG may keep half of K̂ in addition to them, at most 4 GB.
-        progress: show a progress bar.
+        progress: show a progress bar in `fit`, and in predictions of more than 2,048 rows (64 with
+            variance="cg").
         checkpoint: file from which an interrupted `fit` resumes.
 
     Attributes:

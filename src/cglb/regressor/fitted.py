@@ -25,7 +25,7 @@ from cglb.linalg.system import System
 from cglb.methods import Method
 from cglb.model import GP
 from cglb.posteriors.cholesky import ExactPosterior, exact_at
-from cglb.posteriors.variance import Local
+from cglb.posteriors.local import Local
 from cglb.regressor.report import FitReport
 from cglb.training.history import HistoryRow
 
@@ -46,6 +46,7 @@ class Fitted(BaseEstimator):
     """The fitted attributes of an estimator, and what follows from them without new inputs."""
 
     memory_gb: float | None
+    progress: bool
     X_shift_: np.ndarray
     X_scale_: np.ndarray
     y_shift_: float

@@ -16,10 +16,14 @@ from cglb.data.table import Kind
 from cglb.posteriors.gradient import mean_gradient, variance_gradient
 from cglb.posteriors.variance import VarianceBracket, bracket_at
 from cglb.regressor.fitted import Fitted
+from cglb.regressor.progress import counting
 
 __all__ = ["Predictions"]
 
 VARIANCES = ("auto", "sgpr", "local", "cg")
+# test rows predicted at a time, which limits memory, and by CG, whose bracket takes long; a progress bar
+# shows how many of these parts are done
+ROWS, CG_ROWS = 2048, 64
 
 
 class Predictions(Fitted):
@@ -132,14 +136,30 @@ class Predictions(Fitted):
                 f"variance={variance!r} gives variances, not covariances: use return_std=True."
             )
         X_star = self._standardise(take_new(self, X))
-        mean = self._posterior.mean(X_star) * self.y_scale_ + self.y_shift_
+        mean, spread = self._moments(X_star, variance if std else None)
+        mean = mean * self.y_scale_ + self.y_shift_
         observation = float(self.gp_.noise) if noise else 0.0
         if std:
-            return mean, np.sqrt(self._variance(X_star, variance) + observation) * self.y_scale_
+            return mean, np.sqrt(spread + observation) * self.y_scale_
         if cov:
             covariance = self._posterior.covariance(X_star) + observation * np.eye(len(X_star))
             return mean, covariance * self.y_scale_**2
         return mean
+
+    def _moments(self, X_star: np.ndarray, how: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """E f and, unless `how` is None, Var f of each row, in standardised units."""
+        s, size = len(X_star), CG_ROWS if how == "cg" else ROWS
+        mean, spread = np.empty((2, s))
+        with counting(self.progress and s > size, s) as report:
+            for start in range(0, s, size):
+                end = min(start + size, s)
+                # the last part of many begins earlier: one program for all parts
+                part = self._posterior.mean(X_star[max(0, end - size) : end])
+                mean[start:end] = part[start - end :]
+                if how is not None:
+                    spread[start:end] = self._variance(X_star[start:end], how)
+                report(end)
+        return mean, spread
 
     def _variance(self, X_star: np.ndarray, how: str) -> np.ndarray:
         """Var f in standardised units."""

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.linalg import get_blas_funcs
 
-__all__ = ["SymmetricHalf", "empty", "empty_in_small_pages", "gram", "solve_rows", "to_jax"]
+__all__ = ["SymmetricHalf", "add_gram", "empty", "empty_in_small_pages", "solve_rows", "to_jax", "whole"]
 
 ALIGNMENT = 64  # bytes; JAX takes a NumPy array over without a copy only where it begins at a multiple
 
@@ -60,11 +60,16 @@ def solve_rows(L: np.ndarray, rows: np.ndarray, scale: float) -> None:
     assert np.shares_memory(solved, rows)
 
 
-def gram(rows: np.ndarray) -> np.ndarray:
-    """rowsᵀ rows [m, m], in n·m² flops: one triangle is made, the other copied."""
+def add_gram(half: np.ndarray, rows: np.ndarray) -> None:
+    """half ← half + rowsᵀ rows in place, in one of the two triangles of half [m, m]: n·m² flops."""
     (syrk,) = get_blas_funcs(("syrk",), (rows,))
-    half = syrk(1.0, rows.T, lower=1)
-    return np.tril(half) + np.tril(half, -1).T
+    added = syrk(1.0, rows.T, beta=1.0, c=half.T, lower=1, overwrite_c=1)
+    assert np.shares_memory(added, half)
+
+
+def whole(half: np.ndarray) -> np.ndarray:
+    """The symmetric matrix whose half `add_gram` made."""
+    return np.triu(half) + np.triu(half, 1).T
 
 
 class SymmetricHalf:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from cglb.compute import assemble
 from cglb.compute.cpu import cholesky
-from cglb.compute.parallel import Threads, matrices_of
+from cglb.compute.parallel import Threads, matrices_of, one_blas_thread
 from cglb.core.precision import Number
 from cglb.kernels.base import Kernel
 
@@ -131,8 +131,7 @@ class InPlaceFactor(eqx.Module):
     ) -> InPlaceFactor:
         """Factor K̂ = K(X, X) + noise·I: n³/3 flops."""
         U = assemble.upper_triangle(threads, kernel, noise, X)
-        with matrices_of(len(U)):
-            pivot = cholesky.cholesky(U.T)
+        pivot = cholesky.cholesky(U.T, threads)
         if pivot != 0:
             U[pivot - 1, pivot - 1] = np.nan  # from here to all that is solved with it
         return cls(U, threads)
@@ -150,8 +149,8 @@ class InPlaceFactor(eqx.Module):
             return cholesky.solve_lower(self.L, np.asarray(B))
 
     def solve(self, b: Vector) -> Float[np.ndarray, " n"]:
-        half = self.half_solve(np.asarray(b)[:, None])
-        with matrices_of(len(self.U)):
+        with one_blas_thread():  # one vector is a matter of memory
+            half = cholesky.solve_lower(self.L, np.asarray(b)[:, None])
             return cholesky.solve_upper(self.L, half)[:, 0]
 
     def pull(
@@ -165,8 +164,7 @@ class InPlaceFactor(eqx.Module):
         overwrite: bool = False,
     ) -> Slopes:
         inverse = (np.asarray(self.U) if overwrite else np.array(self.U)).T
-        with matrices_of(len(inverse)):
-            cholesky.inverse(inverse)  # its lower triangle
+        cholesky.inverse(inverse, self.threads)  # its lower triangle
         weights = assemble.Weights(inverse, np.asarray(alpha), float(logdet_bar), float(quadratic_bar))
         kernel_bar, X_bar = assemble.pull_half(self.threads, kernel, X, weights, inputs)
         return Slopes(kernel_bar, np.asarray(weights.trace, dtype=X.dtype), X_bar)

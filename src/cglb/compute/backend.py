@@ -51,7 +51,7 @@ __all__ = [
 # Rows per tile. On a CPU a tile and its temporaries should fit in a core's level-2 cache (a 200 × 200
 # float64 tile is 320 kB), and no power of two: the columns of one would fall on the same cache lines,
 # which makes the product with its transpose half as fast. An accelerator wants larger ones.
-CPU_TILE = {"float64": 200, "float32": 312}
+CPU_TILE = {"float64": 200, "float32": 248}
 ACCELERATOR_TILE = 2048
 # Rows of k(X, Z) made, or pulled back, at a time: on a CPU their temporaries should stay in a core's
 # cache, and products of so many rows still run at full rate.

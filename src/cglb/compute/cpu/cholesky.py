@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
+from cglb.compute.cpu.routines import call, leading
 from cglb.compute.parallel import Threads, one_blas_thread
 
 __all__ = ["cholesky", "inverse", "solve_lower", "solve_upper"]
@@ -28,7 +29,7 @@ def cholesky(A: np.ndarray, threads: Threads) -> int:
     Returns:
         0, or the number (from 1) of the pivot that is not positive; A is then undefined.
     """
-    (potrf,), (trsm,) = get_lapack_funcs(("potrf",), (A,)), get_blas_funcs(("trsm",), (A,))
+    (potrf,) = get_lapack_funcs(("potrf",), (A,))
     if len(A) <= WHOLE:
         with one_blas_thread():
             return potrf(A, lower=1, clean=0, overwrite_a=1)[1]
@@ -44,7 +45,8 @@ def cholesky(A: np.ndarray, threads: Threads) -> int:
         A[rows, rows] = L
 
         def solve(below: slice, rows: slice = rows, L: np.ndarray = L) -> None:
-            A[below, rows] = trsm(1.0, L, A[below, rows], side=1, lower=1, trans_a=1)
+            panel = A[below, rows]
+            call("trsm", "R", "L", "T", "N", *panel.shape, 1.0, L, leading(L), panel, leading(A))
 
         _each(threads, solve, rows.stop, len(A))
     return 0
@@ -90,10 +92,11 @@ def _invert_triangle(L: np.ndarray, threads: Threads) -> None:
         below = trmm(-1.0, corner, L[rows.stop :, rows], side=1, lower=1)
 
         def column(part: slice, rows: slice = rows, below: np.ndarray = below) -> None:
-            done = part.start - rows.stop
-            own = below[done : part.stop - rows.stop]
-            L[part, rows] = trmm(1.0, L[part, part], own, lower=1)
-            L[part, rows] += _product(L[part, rows.stop : part.start], below[:done])
+            done, found = part.start - rows.stop, L[part, rows]
+            found[:] = below[done : part.stop - rows.stop]
+            V = L[part, part]
+            call("trmm", "L", "L", "N", "N", *found.shape, 1.0, V, leading(L), found, leading(L))
+            found += _product(L[part, rows.stop : part.start], below[:done])
 
         _each(threads, column, rows.stop, len(L))
         L[rows, rows] = corner

@@ -29,10 +29,14 @@ def cholesky(A: np.ndarray, threads: Threads) -> int:
     Returns:
         0, or the number (from 1) of the pivot that is not positive; A is then undefined.
     """
+    with one_blas_thread():
+        return _factor(A, threads)
+
+
+def _factor(A: np.ndarray, threads: Threads) -> int:
     (potrf,) = get_lapack_funcs(("potrf",), (A,))
     if len(A) <= WHOLE:
-        with one_blas_thread():
-            return potrf(A, lower=1, clean=0, overwrite_a=1)[1]
+        return potrf(A, lower=1, clean=0, overwrite_a=1)[1]
     for rows in _blocks(len(A)):
 
         def update(below: slice, rows: slice = rows) -> None:
@@ -74,13 +78,13 @@ def solve_upper(L: np.ndarray, B: np.ndarray) -> np.ndarray:
 
 def inverse(L: np.ndarray, threads: Threads) -> None:
     """Replace L [n, n] by the lower triangle of (LLᵀ)⁻¹ = VᵀV, V = L⁻¹: 2n³/3 flops."""
-    if len(L) <= WHOLE:
-        (potri,) = get_lapack_funcs(("potri",), (L,))
-        with one_blas_thread():
+    with one_blas_thread():
+        if len(L) <= WHOLE:
+            (potri,) = get_lapack_funcs(("potri",), (L,))
             potri(L, lower=1, overwrite_c=1)
-        return
-    _invert_triangle(L, threads)
-    _multiply_triangle(L, threads)
+        else:
+            _invert_triangle(L, threads)
+            _multiply_triangle(L, threads)
 
 
 def _invert_triangle(L: np.ndarray, threads: Threads) -> None:
@@ -125,7 +129,7 @@ def _product(A: np.ndarray, B: np.ndarray) -> np.ndarray:
 def _each(threads: Threads, work: Callable[[slice], None], start: int, stop: int) -> None:
     """`work` on each block of rows (or columns) in a range, on threads."""
     blocks = [slice(begin, min(stop, begin + BLOCK)) for begin in range(start, stop, BLOCK)]
-    threads.small_matrices().for_each(work, [(block,) for block in blocks])
+    threads.for_each(work, [(block,) for block in blocks])
 
 
 def _blocks(n: int) -> Iterator[slice]:

@@ -175,7 +175,24 @@ def speed(results: Results) -> Values:
         "product_d": str(product["settings"]["columns"]),
         "product": _product(product),
         "product_machine": machine(product),
+        **_limits(results["limits"]),
         **_before(results["before"]),
+    }
+
+
+def _limits(found: Any) -> Values:
+    """The parts of an evaluation next to what their flops and kernel entries allow."""
+    settings = found["settings"]
+    rows = [
+        [name, number(one["seconds"], 3), number(one["limit"], 3), percent(one["share_of_limit"])]
+        for name, one in found["results"].items()
+    ]
+    return {
+        "limits_rows": number(settings["rows"], 0),
+        "limits_columns": str(settings["columns"]),
+        "limits_exact": settings["exact"],
+        "limits": table(["", "seconds", "limit, seconds", "limit / time"], rows),
+        "limits_machine": machine(found),
     }
 
 

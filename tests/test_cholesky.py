@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cglb.compute.cpu import cholesky
+from cglb.compute.parallel import Threads
 
 RNG = np.random.default_rng(0)
 SIZES = st.integers(1, 40)
@@ -36,10 +37,10 @@ def whole(A: np.ndarray) -> np.ndarray:
 def test_the_factor_and_the_inverse_are_scipys(n):
     A = positive(n)
     full = whole(A)
-    assert cholesky.cholesky(A) == 0
+    assert cholesky.cholesky(A, Threads(2)) == 0
     expected = scipy.linalg.cholesky(full, lower=True)
     np.testing.assert_allclose(np.tril(A), expected, rtol=1e-9, atol=1e-12)
-    cholesky.inverse(A)
+    cholesky.inverse(A, Threads(2))
     np.testing.assert_allclose(whole(A), scipy.linalg.inv(full), rtol=1e-8, atol=1e-11)
 
 
@@ -59,4 +60,4 @@ def test_solves_are_scipys_and_leave_their_arguments_alone(n, columns):
 def test_a_bad_pivot_is_named(pivot):
     A = np.asfortranarray(np.eye(20))
     A[pivot - 1, pivot - 1] = -1.0
-    assert cholesky.cholesky(A) == pivot
+    assert cholesky.cholesky(A, Threads(2)) == pivot

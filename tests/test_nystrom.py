@@ -12,7 +12,7 @@ import cglb
 from cglb import bounds
 from cglb.compute import triangular
 from cglb.compute.backend import CPU, XLA, using
-from cglb.compute.cpu import blas
+from cglb.compute.cpu import blas, routines
 from cglb.core.errors import NystromError
 from cglb.linalg import nystrom
 
@@ -217,7 +217,22 @@ def test_triangular_inverses_and_solves_agree_with_scipy(m):
     for ours, theirs in ((inverse, wanted_inverse), (solved, wanted), (2.0 * in_place, wanted)):
         np.testing.assert_allclose(ours, theirs, atol=1e-10 * np.abs(theirs).max())
     assert not np.triu(inverse, 1).any()
-    np.testing.assert_allclose(blas.gram(in_place), in_place.T @ in_place, rtol=1e-12, atol=1e-12)
+    half = np.zeros((m, m))
+    for _ in range(2):
+        blas.add_gram(half, in_place)
+    np.testing.assert_allclose(blas.whole(half), 2.0 * in_place.T @ in_place, rtol=1e-12, atol=1e-12)
+
+
+def test_routines_change_only_their_part_of_an_array_in_either_precision():
+    for dtype, tolerance in ((np.float64, 1e-13), (np.float32, 1e-5)):
+        rng = np.random.default_rng(0)
+        A, B, C = (rng.normal(size=(7, 9)).astype(dtype) for _ in range(3))
+        part, wanted = C[2:5, 1:5], C.copy()
+        wanted[2:5, 1:5] += 2.0 * A[2:5, 3:6] @ B[4:7, 2:6]
+        # the product of the transposes, which BLAS sees
+        sizes = (4, 3, 3, 2.0, B[4:7, 2:6], 9, A[2:5, 3:6], 9, 1.0, part, routines.leading(part))
+        routines.call("gemm", "N", "N", *sizes)
+        np.testing.assert_allclose(C, wanted, rtol=tolerance, atol=tolerance)
 
 
 def test_solves_are_as_stable_as_substitution():

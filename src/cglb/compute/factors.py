@@ -6,7 +6,6 @@ solve are NaN; nothing is raised, so that both may be used where values are not 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -18,15 +17,11 @@ from jaxtyping import Array, Float
 
 from cglb.compute import assemble
 from cglb.compute.cpu import cholesky
-from cglb.compute.parallel import Threads, one_blas_thread
+from cglb.compute.parallel import Threads, matrices_of, one_blas_thread
 from cglb.core.precision import Number
 from cglb.kernels.base import Kernel
 
 __all__ = ["Factor", "InPlaceFactor", "Slopes", "XLAFactor"]
-
-# Rows up to which BLAS gets one thread: its threads wait for each other in a loop, which costs more than
-# they gain, and a hundred times as much if another process has one of the cores.
-ONE_THREAD = 1000
 
 Matrix = Float[Array, "n k"] | Float[np.ndarray, "n k"]
 Vector = Float[Array, " n"] | Float[np.ndarray, " n"]
@@ -136,8 +131,7 @@ class InPlaceFactor(eqx.Module):
     ) -> InPlaceFactor:
         """Factor K̂ = K(X, X) + noise·I: n³/3 flops."""
         U = assemble.upper_triangle(threads, kernel, noise, X)
-        with _blas_for(len(U)):
-            pivot = cholesky.cholesky(U.T)
+        pivot = cholesky.cholesky(U.T, threads)
         if pivot != 0:
             U[pivot - 1, pivot - 1] = np.nan  # from here to all that is solved with it
         return cls(U, threads)
@@ -151,12 +145,12 @@ class InPlaceFactor(eqx.Module):
         return 2.0 * np.sum(np.log(np.diagonal(self.L)))
 
     def half_solve(self, B: Matrix) -> Float[np.ndarray, "n k"]:
-        with _blas_for(len(self.U)):
+        with matrices_of(len(self.U)):
             return cholesky.solve_lower(self.L, np.asarray(B))
 
     def solve(self, b: Vector) -> Float[np.ndarray, " n"]:
-        half = self.half_solve(np.asarray(b)[:, None])
-        with _blas_for(len(self.U)):
+        with one_blas_thread():  # one vector is a matter of memory
+            half = cholesky.solve_lower(self.L, np.asarray(b)[:, None])
             return cholesky.solve_upper(self.L, half)[:, 0]
 
     def pull(
@@ -170,12 +164,7 @@ class InPlaceFactor(eqx.Module):
         overwrite: bool = False,
     ) -> Slopes:
         inverse = (np.asarray(self.U) if overwrite else np.array(self.U)).T
-        with _blas_for(len(inverse)):
-            cholesky.inverse(inverse)  # its lower triangle
+        cholesky.inverse(inverse, self.threads)  # its lower triangle
         weights = assemble.Weights(inverse, np.asarray(alpha), float(logdet_bar), float(quadratic_bar))
         kernel_bar, X_bar = assemble.pull_half(self.threads, kernel, X, weights, inputs)
         return Slopes(kernel_bar, np.asarray(weights.trace, dtype=X.dtype), X_bar)
-
-
-def _blas_for(n: int) -> AbstractContextManager[Any]:
-    return one_blas_thread() if n <= ONE_THREAD else nullcontext()

@@ -26,7 +26,11 @@ from threadpoolctl import ThreadpoolController
 
 from cglb.core.precision import float64
 
-__all__ = ["Parallel", "Serial", "Threads", "cores", "one_blas_thread"]
+__all__ = ["Parallel", "Serial", "Threads", "cores", "matrices_of", "one_blas_thread"]
+
+# Rows up to which matrices get one thread of BLAS: its threads wait for each other in a loop, which
+# costs more than they gain, and a hundred times as much if another process has one of the cores.
+ONE_THREAD = 1500
 
 T = TypeVar("T")
 
@@ -141,6 +145,11 @@ def cores() -> list[int]:
 def one_blas_thread() -> AbstractContextManager[Any]:
     """A scope in which every call of BLAS and LAPACK is kept to one thread, in the whole process."""
     return _blas().limit(limits=1, user_api="blas")
+
+
+def matrices_of(rows: int) -> AbstractContextManager[Any]:
+    """A scope for BLAS and LAPACK on square matrices of so many rows. What runs in it must end in it."""
+    return one_blas_thread() if rows <= ONE_THREAD else nullcontext()
 
 
 @cache

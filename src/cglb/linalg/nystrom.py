@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from cglb.compute import assemble, shards
 from cglb.compute.backend import backend_of, one_program
+from cglb.compute.parallel import matrices_of
 from cglb.compute.shards import Tall
 from cglb.core.errors import NystromError
 from cglb.core.precision import is_traced
@@ -122,8 +123,10 @@ def factor(
     """
     if not is_traced(jitter) and not 0.0 <= jitter < np.inf:  # a negative one would break the bounds
         raise ValueError(f"jitter must be finite and at least 0, found {jitter}.")
-    found, factored = _factor(gp, X, Z, jnp.asarray(jitter, dtype=X.dtype))
-    if not is_traced(factored) and not bool(factored):
+    with matrices_of(Z.shape[0]):
+        found, factored = _factor(gp, X, Z, jnp.asarray(jitter, dtype=X.dtype))
+        failed = not is_traced(factored) and not bool(factored)
+    if failed:
         raise NystromError(_why_not(gp, Z))
     return found
 

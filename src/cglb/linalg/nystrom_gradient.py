@@ -21,10 +21,10 @@ from cglb.compute.programs import wide
 from cglb.compute.shards import Tall
 from cglb.kernels.base import Kernel
 from cglb.kernels.distance import middle
-from cglb.linalg.nystrom import Nystrom, kuu
+from cglb.linalg.nystrom import Nystrom
 from cglb.model import GP
 
-__all__ = ["Gram", "gram"]
+__all__ = ["Gram", "Primals", "gram", "pull"]
 
 
 class Gram(NamedTuple):
@@ -35,13 +35,13 @@ class Gram(NamedTuple):
     At: Tall | None  # Aᵀ, if asked for
 
 
-class _Primals(NamedTuple):
+class Primals(NamedTuple):
     """What the result is differentiated in."""
 
     kernel: Kernel
     noise: Array
     Z: Array
-    r: Array
+    r: Any
 
 
 class _Right(NamedTuple):
@@ -91,38 +91,46 @@ def gram(
         factors: from `nystrom.factor(gp, X, Z)` at the same values: they make the forward pass free.
         rows: whether Aᵀ itself is wanted; the backward pass then costs 6nm² flops instead of 2nm².
     """
-    return _gram(rows, _Primals(gp.kernel, jnp.asarray(gp.noise), Z, r), X, factors)
+    return _gram(rows, Primals(gp.kernel, jnp.asarray(gp.noise), Z, r), X, factors)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gram(rows: bool, primals: _Primals, X: Array, factors: Nystrom) -> Gram:
+def _gram(rows: bool, primals: Primals, X: Array, factors: Nystrom) -> Gram:
     return Gram(factors.G, factors.project(primals.r), factors.At if rows else None)
 
 
-def _gram_forward(rows: bool, primals: _Primals, X: Array, factors: Nystrom) -> Any:
+def _gram_forward(rows: bool, primals: Primals, X: Array, factors: Nystrom) -> Any:
     found: Gram = _gram(rows, primals, X, factors)  # pyright: ignore[reportAssignmentType]
     return found, (primals, X, factors, found.c)
 
 
 def _gram_backward(rows: bool, residuals: Any, bars: Gram) -> Any:
     primals, X, factors, c = residuals
-    return _pullback(primals, X, factors, c, bars), None, None  # X and the factors are held fixed
+    found = pull(primals, X, factors, c, bars)
+    r_bar = _expand(factors.At, bars.c)
+    return found._replace(r=r_bar), None, None  # X and the factors are held fixed
+
+
+_expand = jax.jit(shards.expand)
 
 
 _gram.defvjp(_gram_forward, _gram_backward)
 
 
-def _pullback(primals: _Primals, X: Array, factors: Nystrom, c: Array, bars: Gram) -> _Primals:
-    """With A_bar = (Ḡ + Ḡᵀ)A + c̄rᵀ + (what comes through A itself) and M = A_bar Aᵀ:
+def pull(primals: Primals, X: Array, factors: Nystrom, c: Array, bars: Gram) -> Primals:
+    """The gradient of tr(ḠᵀG) + c̄ᵀc + tr(ĀᵀA) in kernel, noise and Z: 2nm² flops; 6nm² with Ā.
+
+    That in r, Aᵀc̄, is left out, as None. With A_bar = (Ḡ + Ḡᵀ)A + c̄rᵀ + (what comes through A itself)
+    and M = A_bar Aᵀ:
 
     Kuf_bar = L⁻ᵀA_bar/σ,  Kuu_bar = −sym(L⁻ᵀ Φ(M) L⁻¹) (Φ: lower triangle, halved diagonal),
-    σ²_bar = −tr(M)/(2σ²),  r_bar = Aᵀc̄.
+    σ²_bar = −tr(M)/(2σ²).
     """
     backend = backend_of(primals, X, factors, bars)
     small = _pull_small(primals.noise, c, factors, bars)
     rows = _Rows(X, primals.r, factors.At, bars.At)
     pulled = backend.sum_over_rows(_pull_rows, (primals.kernel, primals.Z, small.right), rows)
-    return _pull_rest(primals, factors, small, pulled, bars.c)
+    return _pull_rest(primals, factors, small, pulled)
 
 
 @jax.jit
@@ -163,19 +171,24 @@ def _pull_rows(
 
 
 @jax.jit
-def _pull_rest(
-    primals: _Primals, factors: Nystrom, small: _Small, pulled: _Pulled, c_bar: Array
-) -> _Primals:
-    kernel, noise, Z, _ = primals
+def _pull_rest(primals: Primals, factors: Nystrom, small: _Small, pulled: _Pulled) -> Primals:
+    kernel, noise, Z = primals[:3]
     M = small.M if pulled.M is None else small.M + pulled.M
     phi = jnp.tril(M) - 0.5 * jnp.diag(jnp.diagonal(M))
     Kuu_bar = -(small.L_inverse.T @ phi @ small.L_inverse)
     Kuu_bar = 0.5 * (Kuu_bar + Kuu_bar.T)
 
     def of_Z(kernel: Kernel, Z: Array) -> Any:
-        return kuu(kernel, Z, factors.jitter), kernel.features(Z, middle(Z))
+        diag = kernel.diag(Z)
+        return kernel.features(Z, middle(Z)), diag + factors.jitter * jnp.mean(diag)
 
-    _, pull = jax.vjp(of_Z, kernel, Z)
-    kernel_more, Z_bar = pull((Kuu_bar, pulled.FZ))
-    kernel_bar = jax.tree.map(jnp.add, pulled.kernel, kernel_more)
-    return _Primals(kernel_bar, -0.5 * jnp.trace(M) / noise, Z_bar, shards.expand(factors.At, c_bar))
+    (FZ, _), pull_Z = jax.vjp(of_Z, kernel, Z)
+    diag_bar = jnp.diagonal(Kuu_bar)
+    in_kernel, F1_bar, F2_bar = kernel.pull_between(FZ, FZ, Kuu_bar - jnp.diag(diag_bar), True)
+    through_Z, Z_bar = pull_Z((jax.tree.map(_add, pulled.FZ, F1_bar, F2_bar), diag_bar))
+    kernel_bar = jax.tree.map(_add, pulled.kernel, in_kernel, through_Z)
+    return Primals(kernel_bar, -0.5 * jnp.trace(M) / noise, Z_bar, None)
+
+
+def _add(*parts: Array) -> Array:
+    return sum(parts[1:], parts[0])

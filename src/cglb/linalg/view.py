@@ -23,7 +23,7 @@ from cglb.linalg.nystrom import Nystrom
 from cglb.linalg.nystrom_gradient import gram
 from cglb.model import GP
 
-__all__ = ["View", "linearise", "logdet_plus_identity"]
+__all__ = ["View", "inverse_form", "linearise", "logdet_plus_identity"]
 
 
 class View(eqx.Module):
@@ -112,7 +112,7 @@ def linearise(
     """
     G, c, At = gram(gp, X, Z, r, factors, rows)
     noise = jnp.asarray(gp.noise)
-    return View(gp.kernel, noise, X, G, factors.LB, At), _inverse_form(r, noise, G, c, factors.LB)
+    return View(gp.kernel, noise, X, G, factors.LB, At), inverse_form(r, noise, G, c, factors.LB)
 
 
 # one program each, not one per operation
@@ -129,7 +129,7 @@ def _logdet_Q(n: Any, noise: Array, logdet_B: Array) -> Array:
 
 
 @jax.jit
-def _inverse_form(r: Array, noise: Array, G: Array, c: Array, LB: Array) -> Array:
+def inverse_form(r: Array, noise: Array, G: Array, c: Array, LB: Array) -> Array:
     """rᵀQ̂⁻¹r for c = Ar."""
     return (r @ r - _inverse_quadratic(G, c, LB)) / noise
 

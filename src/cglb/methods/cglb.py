@@ -92,7 +92,7 @@ class CGLB(Method, name="cglb"):
             solution = system.solve(system.residual(y), v0)
             system.release()
             terms, (gp_bar, Z_bar) = sparse.value_and_gradient(
-                evidence.cglb_at, system, y, solution.v, solution.K_hat_v, logdet
+                evidence.cglb_at, system, y, solution.v, solution.K_hat_v, logdet=logdet
             )
         except (NystromError, np.linalg.LinAlgError):
             return None

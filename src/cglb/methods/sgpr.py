@@ -58,7 +58,9 @@ class SGPR(Method, name="sgpr"):
     ) -> Evaluation | None:
         logdet = sparse.prepared_bound(prepared)
         try:
-            terms, (gp_bar, Z_bar) = sparse.value_and_gradient(evidence.sgpr_at, system, y, logdet)
+            terms, (gp_bar, Z_bar) = sparse.value_and_gradient(
+                evidence.sgpr_at, system, y, logdet=logdet
+            )
         except (NystromError, np.linalg.LinAlgError):
             return None
         jitter = float(system.nystrom.jitter)

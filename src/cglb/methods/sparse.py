@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 
 from cglb.bounds.logdet import LogdetBound, Side, find
 from cglb.bounds.terms import BoundTerms
 from cglb.compute.backend import one_program
 from cglb.core.precision import everywhere
+from cglb.linalg import parts
 from cglb.linalg.blocks import Neighbours
 from cglb.linalg.nystrom import Nystrom
 from cglb.linalg.system import System
@@ -57,18 +56,19 @@ def tightening(method: Any, joint: bool) -> tuple[Stage, ...]:
 
 
 def value_and_gradient(
-    bound: Callable[..., BoundTerms], system: System, *operands: Any
+    bound: Callable[..., BoundTerms], system: System, *operands: Any, logdet: LogdetBound
 ) -> tuple[BoundTerms, tuple[GP, Array]]:
     """The terms of a bound and the gradient of its value in the model and in Z.
 
     Args:
-        bound: a function (system, gp, Z, *operands) at the values of the system.
+        bound: a function (system, gp, Z, *operands, logdet) at the values of the system.
         system: the model, the rows and the factors of Q̂.
         operands: what else the bound needs, such as the targets.
+        logdet: the bound on log|K̂|.
     """
-    return everywhere(
-        _value_and_gradient(bound, system.gp, system.X, system.Z, system.nystrom, operands)
-    )
+    operands = (*operands, logdet)
+    found = _value_and_gradient(bound, system.gp, system.X, system.Z, system.nystrom, operands)
+    return everywhere(found)
 
 
 @one_program
@@ -76,10 +76,4 @@ def _value_and_gradient(
     bound: Callable[..., BoundTerms], gp: GP, X: Array, Z: Array, factors: Nystrom, operands: Any
 ) -> tuple[BoundTerms, tuple[GP, Array]]:
     system = System.known(gp, X, Z, factors)
-
-    def value(gp: GP, Z: Array) -> tuple[Array, BoundTerms]:
-        terms = bound(system, gp, Z, *operands)
-        return jnp.asarray(terms.value), terms
-
-    (_, terms), gradient = jax.value_and_grad(value, argnums=(0, 1), has_aux=True)(gp, Z)
-    return terms, gradient
+    return parts.value_and_gradient(bound, system, operands, operands[-1].rows)

@@ -16,8 +16,11 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.linalg import get_blas_funcs
 
-__all__ = ["SymmetricHalf", "empty", "empty_in_small_pages", "gram", "solve_rows", "to_jax"]
+from cglb.compute.cpu.routines import call, leading
 
+__all__ = ["SymmetricHalf", "add_gram", "empty", "empty_in_small_pages", "solve_rows", "to_jax", "whole"]
+
+LEAF = 64  # columns that a triangular solve takes at once
 ALIGNMENT = 64  # bytes; JAX takes a NumPy array over without a copy only where it begins at a multiple
 
 
@@ -53,18 +56,33 @@ def to_jax(array: np.ndarray) -> jax.Array:
 def solve_rows(L: np.ndarray, rows: np.ndarray, scale: float) -> None:
     """rows ← scale · rows L⁻ᵀ in place, by substitution: n·m² flops.
 
-    L [m, m] lower triangular, rows [n, m], both in NumPy's order.
+    By halves, so that most of it is a matrix product: BLAS's own solve is half as fast for few columns.
+
+    Args:
+        L: [m, m] lower triangular, in NumPy's order.
+        rows: [n, m], in NumPy's order.
+        scale: a factor.
     """
-    (trsm,) = get_blas_funcs(("trsm",), (rows,))
-    solved = trsm(scale, L.T, rows.T, lower=0, trans_a=1, overwrite_b=1)
-    assert np.shares_memory(solved, rows)
+    (n, m), across, down = rows.shape, leading(rows), leading(L)
+    if m <= LEAF:
+        call("trsm", "L", "U", "T", "N", m, n, scale, L, down, rows, across)
+        return
+    h = (m // 2 + LEAF - 1) // LEAF * LEAF
+    left, right = rows[:, :h], rows[:, h:]
+    solve_rows(L[:h, :h], left, scale)
+    call("gemm", "T", "N", m - h, n, h, -1.0, L[h:, :h], down, left, across, scale, right, across)
+    solve_rows(L[h:, h:], right, 1.0)
 
 
-def gram(rows: np.ndarray) -> np.ndarray:
-    """rowsᵀ rows [m, m], in n·m² flops: one triangle is made, the other copied."""
-    (syrk,) = get_blas_funcs(("syrk",), (rows,))
-    half = syrk(1.0, rows.T, lower=1)
-    return np.tril(half) + np.tril(half, -1).T
+def add_gram(half: np.ndarray, rows: np.ndarray) -> None:
+    """half ← half + rowsᵀ rows in place, in one of the two triangles of half [m, m]: n·m² flops."""
+    (n, m), across = rows.shape, leading(rows)
+    call("syrk", "L", "N", m, n, 1.0, rows, across, 1.0, half, leading(half))
+
+
+def whole(half: np.ndarray) -> np.ndarray:
+    """The symmetric matrix whose half `add_gram` made."""
+    return np.triu(half) + np.triu(half, 1).T
 
 
 class SymmetricHalf:

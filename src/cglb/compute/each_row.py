@@ -21,7 +21,7 @@ from jax import lax
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float, Int
 
-from cglb.compute.cpu import unlocked
+from cglb.compute.cpu import small
 from cglb.compute.parallel import Threads
 from cglb.compute.programs import wide
 
@@ -94,7 +94,7 @@ class _CPUSmall:
         self, L: Float[np.ndarray, "m m"], R: Float[np.ndarray, "g m"], transposed: bool = False
     ) -> Float[np.ndarray, "g m"]:
         found = np.array(R)
-        unlocked.solve_rows(L, found, transposed)
+        small.solve_rows(L, found, transposed)
         return found
 
     def solve(
@@ -110,8 +110,8 @@ class _CPUSmall:
         for i in range(len(K)):
             np.take(B, index[i], axis=0, out=C, mode="clip")  # "raise" would make a copy first
             vector, matrix[...] = c[i] - C @ b[i], K[i]
-            unlocked.subtract_gram(matrix, C)
-            if unlocked.cholesky_solve(matrix, vector) and np.isfinite(vector).all():
+            small.subtract_gram(matrix, C)
+            if small.cholesky_solve(matrix, vector) and np.isfinite(vector).all():
                 w[i], Ctw[i] = vector, vector @ C
         return w, Ctw
 

@@ -1,8 +1,9 @@
-"""BLAS on parts of arrays, in place, while other threads of Python run.
+"""BLAS and LAPACK on parts of arrays, in place, while other threads of Python run.
 
 SciPy's wrappers copy what is not contiguous, and hold Python's lock during the call: threads would take
-turns. Here SciPy's BLAS is called through the pointers that `scipy.linalg.cython_blas` exports. Every
-argument is passed as BLAS wants it: arrays are column-major, with a leading dimension.
+turns. Here SciPy's routines are called through the pointers that `scipy.linalg.cython_blas` and
+`cython_lapack` export. Arguments are passed as BLAS wants them: arrays are column-major, with a leading
+dimension.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cython_blas  # pyright: ignore[reportAttributeAccessIssue]
+from scipy.linalg import cython_blas, cython_lapack  # pyright: ignore[reportAttributeAccessIssue]
 
 __all__ = ["call", "leading"]
 
 PREFIX = {"float64": ("d", ctypes.c_double), "float32": ("s", ctypes.c_float)}
 
 
-def call(name: str, *arguments: str | int | float | np.ndarray) -> None:
-    """BLAS's routine of this name, without its prefix; the arrays, all of one dtype, decide that."""
+def call(name: str, *arguments: str | int | float | np.ndarray | ctypes.c_int) -> None:
+    """The routine of this name, without its prefix; the arrays, all of one dtype, decide that.
+
+    A `ctypes.c_int` is for a number that the routine returns.
+    """
     prefix, real = PREFIX[next(one.dtype.name for one in arguments if isinstance(one, np.ndarray))]
     _routine(prefix + name, len(arguments))(*(_pointer(one, real) for one in arguments))
 
@@ -35,12 +39,15 @@ def _pointer(argument: Any, real: Any) -> Any:
         return argument.ctypes.data
     if isinstance(argument, str):
         return argument.encode()
+    if isinstance(argument, ctypes.c_int):
+        return ctypes.byref(argument)
     return ctypes.byref(ctypes.c_int(argument) if isinstance(argument, int) else real(argument))
 
 
 @cache
 def _routine(name: str, count: int) -> Any:
-    capsule = cython_blas.__pyx_capi__[name]
+    known = cython_blas.__pyx_capi__
+    capsule = (known if name in known else cython_lapack.__pyx_capi__)[name]
     name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

@@ -95,7 +95,7 @@ def test_a_bracket_is_not_made_much_narrower_than_was_asked():
     """Also at rows of tiny variance, where the first bracket reaches down to 0 and says little."""
     X, _, Z = problems.data(n=200, m=10)
     gp = cglb.GP(cglb.Matern32([2.0, 2.0]), 1e-4)
-    found, finer = (nystrom_bracket(gp, X, Z, X[:20], tolerance) for tolerance in (0.5, 1e-6))
+    found, finer = (nystrom_bracket(gp, X, Z, X[:20], tolerance) for tolerance in (0.5, 1e-4))
     assert found.tight.all()
     assert finer.tight.all()
     assert finer.upper.max() < 1e-3  # tiny compared with the prior variance of 1

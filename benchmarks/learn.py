@@ -112,7 +112,7 @@ def ours(parts: Any, exact: bool, **settings: Any) -> dict[str, Any]:
         "noise": float(model.gp_.noise),
         "steps": len(history),
         "evaluations": report.evaluations,
-        "kernel": next(iter(report.ranking), "matern32"),
+        "kernel": next(iter(report.rankings[-1][1])) if report.rankings else "matern32",
         "warnings": [str(one.message) for one in caught],
     }
     if exact:

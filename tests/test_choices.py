@@ -11,10 +11,12 @@ import cglb
 from cglb import CGLB, Exact, GPRegressor
 from cglb.core.errors import StoreError
 from cglb.linalg.inducing import greedy_rows
+from cglb.methods.stages import STARTS
 from cglb.training.free import Parameters
 from cglb.training.kernel_choice import FAMILIES, choose_kernel
 from cglb.training.options import ENOUGH
 from cglb.training.priors import Priors, as_priors
+from cglb.training.problem import random_rows
 
 
 def smooth(n=40, slope=0.0, noise=0.1):
@@ -39,17 +41,35 @@ def chosen():
 
 def test_kernels_are_ranked_by_the_exact_evidence_of_the_best(chosen):
     X, y = smooth()
-    names, values = zip(*chosen.ranking, strict=True)
+    [(rows, ranking)] = chosen.rounds
+    names, values = zip(*ranking, strict=True)
     assert list(values) == sorted(values, reverse=True)
     assert set(FAMILIES) < set(names)
     assert sum(name.endswith("+ linear") for name in names) == 1
     assert values[0] == pytest.approx(float(cglb.posteriors.exact(chosen.gp, X, y).lml), abs=1e-6)
-    assert chosen.rows == 40
+    assert rows == 40
+    assert chosen.name == names[0]
+
+
+def test_on_more_rows_the_first_family_and_the_best_other_are_compared_again():
+    X, y = smooth(60)
+    found = choose_kernel(X, y, families=("matern32", "rbf"), starts=STARTS[:1], parts=(20, 40))
+    (few, first), (more, second) = found.rounds
+    assert (few, more) == (20, 40)
+    others = [name for name, _ in first if name != "matern32"]
+    assert {name for name, _ in second} == {"matern32", others[0]}
+    assert found.name == second[0][0]
+    part = random_rows(60, 40, 0)
+    exact = float(cglb.posteriors.exact(found.gp, X[part], y[part]).lml)
+    assert second[0][1] == pytest.approx(exact, abs=1e-6)
+    # the same kernel, before the second round
+    assert type(found.begin.kernel) is type(found.gp.kernel)
+    assert float(cglb.posteriors.exact(found.begin, X[part], y[part]).lml) < exact
 
 
 def test_every_family_is_at_least_as_good_as_where_it_began(chosen):
     X, y = smooth()
-    by_name = dict(chosen.ranking)
+    by_name = dict(chosen.rounds[0][1])
     for name in ("rbf", "matern52"):
         gp = cglb.GP(cglb.kernels.find(name).default(2))
         assert by_name[name] > float(cglb.posteriors.exact(gp, X, y).lml)
@@ -60,7 +80,9 @@ def test_the_regressor_trains_the_best_kernel_and_keeps_the_ranking_in_a_file(tm
     model = GPRegressor(kernel="auto", priors={"noise": (0.01, 1.0)}, max_steps=3)
     with pytest.warns(UserWarning, match="step limit"):
         model.fit(X, y)
-    best, *_ = model.fit_report_.ranking
+    [(rows, ranking)] = model.fit_report_.rankings
+    assert rows == 40
+    best, *_ = ranking
     assert best.split(" + ")[0].replace("_", "") in type(model.gp_.kernel).__name__.lower() + (
         "" if "linear" not in best else type(model.gp_.kernel.left).__name__.lower()
     )

@@ -311,7 +311,7 @@ def test_weights_count_in_the_choice_of_a_kernel():
     with cglb.float64():
         rows = Rows.of(X, y, noise)
         exact = evidence.exact(rows.model(jax.tree.map(jnp.asarray, found.gp)), rows.X, rows.y)
-    assert found.ranking[0][1] == pytest.approx(float(exact.value), abs=1e-8)
+    assert found.rounds[0][1][0][1] == pytest.approx(float(exact.value), abs=1e-8)
 
 
 def test_weights_follow_their_rows_where_some_are_dropped():

@@ -519,7 +519,7 @@ def test_a_model_file_is_data_and_not_a_program(tmp_path, monkeypatch):
     np.testing.assert_array_equal(again.predict(NEW), fitted("sgpr").predict(NEW))
     with safe_open(tmp_path / "model", framework="numpy") as file:
         header = file.metadata()
-    assert {"format": "cglb", "kind": "model", "version": "3"}.items() <= header.items()
+    assert {"format": "cglb", "kind": "model", "version": "4"}.items() <= header.items()
     assert json.loads(header["document"])["method"]["name"] == "sgpr"
 
 

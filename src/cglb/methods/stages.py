@@ -22,7 +22,7 @@ from cglb.optimisers.lbfgs import LBFGS
 if TYPE_CHECKING:
     from cglb.methods.base import Method
 
-__all__ = ["GIVEN", "STARTS", "Stage", "Start", "first_on_part", "progressive", "search"]
+__all__ = ["GIVEN", "STARTS", "Stage", "Start", "first_on_part", "progressive", "search", "worthwhile"]
 
 Rows = Float[Array, "n d"] | Float[np.ndarray, "n d"]
 Targets = Float[Array, " n"] | Float[np.ndarray, " n"]
@@ -173,6 +173,11 @@ def _until(gain: float) -> LBFGS:
     return LBFGS(worth=SHARE_OF_A_STEP * gain)
 
 
+def worthwhile(parts: Sequence[int], n: int) -> tuple[int, ...]:
+    """Those parts of n rows that are so much smaller that training on them first pays."""
+    return tuple(part for part in parts if n >= GROWTH * part)
+
+
 def search(exact: Method, n: int, part: int) -> Stage:
     """A search on a part of n rows, or on all of them if there are not many more."""
     rows = part if n >= GROWTH * part else None
@@ -207,7 +212,7 @@ def progressive(
         joint: whether a last stage polishes inducing points together with the hyperparameters.
     """
     method = method.in_training
-    sizes = [part for part in parts if n >= GROWTH * part]
+    sizes = worthwhile(parts, n)
 
     def on(rows: int) -> Method:
         return exact() if rows <= EXACT_ROWS else method

@@ -105,7 +105,10 @@ class LBFGS(Optimiser[LBFGSState]):
                 return self._accept(state, found)
             if found is Ending.TIME_LIMIT or not len(state.S):
                 return found
-            # the pairs may be of no use here: try once more without them, straight uphill
+            # the pairs may be of no use here: try once more without them, straight uphill; where
+            # evaluations are expensive, only before a step has shown that they are of use
+            if self.worth > 0.0 and np.isfinite(state.before):
+                return found
             state = self.begin(point)
 
     def _converged(self, state: LBFGSState) -> bool:

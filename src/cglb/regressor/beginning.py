@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from cglb.kernels.choice import as_kernel
 from cglb.kernels.located import located
 from cglb.methods.stages import GIVEN, STARTS, Start
 from cglb.model import GP
-from cglb.training.kernel_choice import choose_kernel
+from cglb.training.kernel_choice import Ranking, choose_kernel
 from cglb.training.options import PARTS, Schedule
 
 __all__ = ["AUTO", "UNITS", "Beginning", "beginning"]
@@ -33,9 +33,8 @@ class Beginning:
         schedule: how training is cut into stages.
         starts: of its searches.
         parts: rows to train on before all of them.
-        ranking: log p(y) on few rows by the name of the kernel, the best first; empty if there was
-            nothing to choose.
-        ranked_rows: how many rows.
+        rankings: of kernels, on growing numbers of rows (see `KernelChoice.rounds`); the last one
+            decided. Empty if there was nothing to choose.
         seconds: that the choice has taken.
     """
 
@@ -43,8 +42,7 @@ class Beginning:
     schedule: str
     starts: tuple[Start, ...] = STARTS
     parts: tuple[int, ...] = PARTS
-    ranking: dict[str, float] = field(default_factory=dict)
-    ranked_rows: int = 0
+    rankings: tuple[tuple[int, Ranking], ...] = ()
     seconds: float = 0.0
 
     def left_of(self, limit: float | None) -> float | None:
@@ -89,20 +87,13 @@ def _chosen(
     starts: tuple[Start, ...],
     options: dict[str, Any],
 ) -> Beginning:
-    """The best kernel on the first part of the rows, from which training goes on with the next."""
+    """The best kernel on the first parts of the rows. Training goes on with the second."""
     started = time.perf_counter()
     if any(name.startswith("kernel") for name in estimator.fixed):
         raise ValueError("kernel='auto' cannot hold parameters of a kernel fixed: name the kernel.")
-    found = choose_kernel(*data, noise=noise, starts=starts, part=PARTS[0], **options)
-    return Beginning(
-        found.gp,
-        estimator.schedule,
-        (GIVEN,),
-        PARTS[1:],
-        dict(found.ranking),
-        found.rows,
-        time.perf_counter() - started,
-    )
+    found = choose_kernel(*data, noise=noise, starts=starts, **options)
+    seconds = time.perf_counter() - started
+    return Beginning(found.begin, estimator.schedule, (GIVEN,), PARTS[1:], found.rounds, seconds)
 
 
 def _initial_kernel(estimator: Any, probe: Any, X_scale: np.ndarray) -> Kernel:

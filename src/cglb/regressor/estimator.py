@@ -55,7 +55,8 @@ class GPRegressor(RegressorMixin, Predictions):
             one lengthscale per column, or any other of `cglb.kernels.names()`, your own included. Or a
             kernel object, from which training starts, or one of scikit-learn's kernels. None is the
             default. "auto" compares these five, and the best of them plus a linear function, on up to
-            500 rows by exact log p(y), and trains the best; `fit_report_` has the ranking.
+            500 rows by exact log p(y), of many rows two of them on 2,500 again, and trains the best;
+            `fit_report_` has the rankings.
         kernel_units: the units of the lengthscales and periods of a kernel object: "standardised"
             (inputs with mean 0 and standard deviation 1), or "data", those of the columns as they are.
             Variances are relative to that of the target in both.

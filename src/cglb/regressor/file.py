@@ -37,10 +37,9 @@ from cglb.regressor.report import FitReport
 
 __all__ = ["load", "save"]
 
-KIND, VERSION = "model", 3
+KIND, VERSION = "model", 4
 # fitted attributes that are arrays (or None), and those that JSON knows
 ARRAYS = ("X_shift_", "X_scale_", "_X", "_y", "_Z", "_v", "_weight", "_known")
-TUPLES = ("at_floor", "remarks")  # fields of the report that JSON would turn into lists
 PLAIN = ("y_shift_", "y_scale_", "n_features_in_", "n_iter_", "history_", "target_name_")
 
 
@@ -99,7 +98,7 @@ def _read(
     fitted |= {
         "method_": _from_json(document["method"]),
         "gp_": gp,
-        "fit_report_": FitReport(**{**report, **{name: tuple(report[name]) for name in TUPLES}}),
+        "fit_report_": FitReport(**{name: _frozen(value) for name, value in report.items()}),
         "feature_names_in_": None if names is None else np.array(names, dtype=object),
         "encoding_": None if encoding is None else Encoding.from_json(encoding),
         "_posterior": _posterior_from_json(document["posterior"], gp, arrays, sizes),
@@ -211,6 +210,11 @@ def _to_json(value: Any) -> Any:
 
 def _fields(value: Any) -> dict[str, Any]:
     return {field.name: _to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def _frozen(value: Any) -> Any:
+    """A field of the report: JSON has turned its tuples into lists."""
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
 def _from_json(value: Any) -> Any:

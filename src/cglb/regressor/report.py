@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
@@ -49,9 +49,8 @@ class FitReport:
         remarks: sentences about odd data (see `cglb.data.remarks`).
         points: inducing points of the final model; 0 if there are none.
         points_reason: why so many, if their number was left open.
-        ranking: log p(y) of `ranked_rows` rows in nats by the name of the kernel, the best first, after
-            kernel="auto".
-        ranked_rows: how many rows.
+        rankings: after kernel="auto", the kernels that were compared: on how many rows, and the log p(y)
+            of these in nats by the name of the kernel, the best first. The last one decided.
     """
 
     stop: str
@@ -74,8 +73,7 @@ class FitReport:
     remarks: tuple[str, ...] = ()
     points: int = 0
     points_reason: str = ""
-    ranking: dict[str, float] = field(default_factory=dict)
-    ranked_rows: int = 0
+    rankings: tuple[tuple[int, dict[str, float]], ...] = ()
 
     @classmethod
     def of(
@@ -123,8 +121,7 @@ class FitReport:
             spread=last["spread"] if last else None,
             remarks=remarks,
             points=0 if fit.Z is None else len(fit.Z),
-            ranking=start.ranking,
-            ranked_rows=start.ranked_rows,
+            rankings=tuple((rows, dict(ranking)) for rows, ranking in start.rankings),
         )
 
     @property
@@ -200,9 +197,9 @@ class FitReport:
         found = []
         if self.points_reason:
             found.append(f"Inducing points: {self.points} ({self.points_reason}).")
-        if self.ranking:
-            values = ", ".join(f"{name} {value:.1f}" for name, value in self.ranking.items())
-            found.append(f"Kernels by log p(y) of {self.ranked_rows} rows, in nats: {values}.")
+        for rows, ranking in self.rankings:
+            values = ", ".join(f"{name} {value:.1f}" for name, value in ranking.items())
+            found.append(f"Kernels by log p(y) of {rows} rows, in nats: {values}.")
         return found
 
     def __str__(self) -> str:

@@ -11,6 +11,8 @@ from problems import problem, slack_for
 
 import cglb
 from cglb import bounds
+from cglb.bounds import evidence
+from cglb.bounds.logdet import Side, find
 from cglb.training.free import Parameters
 
 UPPER = ("trace", "amgm", "hadamard", "waterfill")
@@ -184,6 +186,63 @@ def test_traced_and_eager_calls_agree():
 
         eager, traced = gradient(gp, Z), jax.jit(gradient)(gp, Z)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), eager, traced)
+
+
+# ---- slopes at the solution ----
+
+
+def slopes_of(bound, gp, X, y, Z, v):
+    """Value and slopes in the hyperparameters of a bound at v, and (to compare) of the same bound with
+    the exact quadratic form."""
+    with cglb.float64():
+        gp, X, y, Z, v = jax.tree.map(jnp.asarray, (gp, X, y, Z, v))
+        system = cglb.System(gp, X, Z)
+        logdet = find("hadamard", Side.ABOVE)
+
+        def value(gp):
+            return bound(system, gp, Z, y, v, system.operator @ v, logdet).value
+
+        def ideal(gp):
+            e, K_hat = y - gp.mean, gp.kernel(X, X) + gp.noise * jnp.eye(len(y))
+            at_v = evidence.cglb_at(system, gp, Z, y, jnp.zeros_like(y), jnp.zeros_like(y), logdet)
+            return at_v.value - at_v.quadratic - 0.5 * e @ jnp.linalg.solve(K_hat, e)
+
+        found, slopes = jax.value_and_grad(value)(gp)
+        wanted = jax.grad(ideal)(gp)
+        flat = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(s)]) for s in (slopes, wanted)]
+        return float(found), *flat
+
+
+@given(problem())
+def test_slopes_at_the_solution_belong_to_the_same_value(case):
+    gp, X, y, Z, v = case
+    value, slopes, _ = slopes_of(evidence.cglb_at_solution, gp, X, y, Z, v)
+    same, _, _ = slopes_of(evidence.cglb_at, gp, X, y, Z, v)
+    assert value == same
+    assert np.isfinite(slopes).all()
+
+
+def test_at_the_solution_all_slopes_are_those_of_the_exact_quadratic_form():
+    X, y, Z = problems.data()
+    gp = cglb.GP(cglb.Matern32([0.8, 1.3]), 1e-2, 0.1)
+    v = np.linalg.solve(problems.dense(gp, X), y - 0.1)
+    for bound in (evidence.cglb_at, evidence.cglb_at_solution):
+        _, slopes, exact = slopes_of(bound, gp, X, y, Z, v)
+        np.testing.assert_allclose(slopes, exact, rtol=1e-7, atol=1e-7)
+
+
+def test_near_the_solution_at_low_noise_slopes_at_fixed_v_are_far_off():
+    """Few inducing points and little noise: w = Q̂⁻¹r is much larger than K̂⁻¹r."""
+    X, y, Z = problems.data()
+    gp = cglb.GP(cglb.Matern32([0.8, 1.3]), 1e-5, 0.1)
+    e, K_hat = y - 0.1, problems.dense(gp, X)
+    r = 1e-4 * np.random.default_rng(1).normal(size=len(y))
+    v = np.linalg.solve(K_hat, e - r)  # whose residual is r
+    error = {}
+    for bound in (evidence.cglb_at, evidence.cglb_at_solution):
+        _, slopes, exact = slopes_of(bound, gp, X, y, Z, v)
+        error[bound] = np.abs(slopes - exact)[:-2].max()  # of the kernel's parameters
+    assert error[evidence.cglb_at_solution] < 0.1 * error[evidence.cglb_at]
 
 
 @pytest.mark.parametrize("bound", ["exact", "sgpr", *UPPER, *LOWER])

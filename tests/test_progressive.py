@@ -63,6 +63,15 @@ def test_stages_grow_from_few_rows_to_all_and_are_exact_on_few(n):
         assert stage.noise_floor == (SEARCH_FLOOR if few else 0.0)
 
 
+def test_the_progressive_schedule_alone_trains_with_slopes_at_the_solution():
+    stages = default_stages(CGLB(), 20_000, 0, Options())
+    assert {one.method.slopes for one in stages if one.method.name == "cglb"} == {"solution"}
+    direct = default_stages(CGLB(), 20_000, 0, Options(schedule="direct"))
+    assert {one.method.slopes for one in direct} == {"bound"}
+    with pytest.raises(ValueError, match="slopes must be one of bound, solution, found 'steep'"):
+        CGLB(slopes="steep")
+
+
 def test_a_method_with_stages_of_its_own_keeps_them():
     method = cglb.Iterative()
     assert default_stages(method, 30_000, 0, Options()) == method.stages(30_000, 10_000, False)

@@ -22,7 +22,7 @@ from cglb.model import GP
 __all__ = ["BilinearGradient", "KernelOperator", "Operator", "StoredOnUse"]
 
 STORE_GB = 4.0  # K̂ is stored during CG up to this size: half of K̂ with 32,000 rows in float64
-STORE_AFTER = 4  # products
+STORE_AFTER = 2  # products
 
 
 class BilinearGradient(eqx.Module):

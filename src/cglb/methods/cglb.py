@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,8 +11,9 @@ from jaxtyping import Array, Float
 
 from cglb.bounds import evidence
 from cglb.bounds.logdet import LogdetBound, Side, find
+from cglb.bounds.terms import BoundTerms
 from cglb.core.errors import NystromError
-from cglb.linalg.cg import PREDICTION_NATS, Limits
+from cglb.linalg.cg import PREDICTION_NATS, Limits, Solution, Stop
 from cglb.linalg.nystrom import DEFAULT_JITTER
 from cglb.linalg.preconditioners import Preconditioning
 from cglb.linalg.system import Solver, System
@@ -26,11 +28,23 @@ from cglb.methods.base import (
 from cglb.methods.stages import Stage, first_on_part
 from cglb.posteriors import SparsePosterior
 
-__all__ = ["CGLB"]
+__all__ = ["CGLB", "Slopes"]
 
 # CG's step limit in a progressive schedule, and the nats it may cost there: line searches compare values
-# that differ by little more than a nat, and with a stored matrix some more steps cost little
+# that differ by little more than a nat
 TRAINING_STEPS, TRAINING_NATS = 400, 0.1
+
+
+class Slopes(enum.StrEnum):
+    """Whose slopes an evaluation gives.
+
+    BOUND: those of the bound with v held fixed, which is the paper's choice.
+    SOLUTION: where Q̂ is a poor approximation of K̂ and CG has reached its tolerance, those that the bound
+        has at v = K̂⁻¹e (see `evidence.cglb_at_solution`). At low noise, line searches need them.
+    """
+
+    BOUND = "bound"
+    SOLUTION = "solution"
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class CGLB(Method, name="cglb"):
         jitter: relative jitter on Kuu.
         products: the precision of products inside CG: "auto", "float64" or "float32"; the certificate
             is in float64 (see `Solver`).
+        slopes: "bound" or "solution" (see `Slopes`). A progressive schedule trains with "solution".
     """
 
     exact_first = padded = True
@@ -56,11 +71,14 @@ class CGLB(Method, name="cglb"):
     precondition: str | Preconditioning = "auto"
     jitter: float = DEFAULT_JITTER
     products: str = "auto"
+    slopes: str = Slopes.BOUND
 
     def __post_init__(self) -> None:
         find(self.logdet, Side.ABOVE)
         if not self.cg_tolerance > 0.0:
             raise ValueError(f"cg_tolerance must be positive, found {self.cg_tolerance}.")
+        if self.slopes not in list(Slopes):
+            raise ValueError(f"slopes must be one of {', '.join(Slopes)}, found {self.slopes!r}.")
         self.solver  # noqa: B018 (which checks the rest)
 
     @property
@@ -72,9 +90,13 @@ class CGLB(Method, name="cglb"):
     @property
     def in_training(self) -> CGLB:
         """With fewer steps of CG: only trials of a line search that go much too far need more, and these
-        are rejected all the sooner. And with a tolerance for line searches."""
-        tolerance = min(self.cg_tolerance, TRAINING_NATS)
-        return replace(self, cg_tolerance=tolerance, cg_max_steps=min(self.cg_max_steps, TRAINING_STEPS))
+        are rejected all the sooner. And with a tolerance and slopes for line searches."""
+        return replace(
+            self,
+            cg_tolerance=min(self.cg_tolerance, TRAINING_NATS),
+            cg_max_steps=min(self.cg_max_steps, TRAINING_STEPS),
+            slopes=Slopes.SOLUTION,
+        )
 
     def prepare(self, system: System) -> Prepared:
         return sparse.prepare(self.logdet, system)
@@ -90,9 +112,10 @@ class CGLB(Method, name="cglb"):
         logdet = sparse.prepared_bound(prepared)
         try:
             solution = system.solve(system.residual(y), v0)
+            bound = self._bound(system, solution)
             system.release()
             terms, (gp_bar, Z_bar) = sparse.value_and_gradient(
-                evidence.cglb_at, system, y, solution.v, solution.K_hat_v, logdet=logdet
+                bound, system, y, solution.v, solution.K_hat_v, logdet=logdet
             )
         except (NystromError, np.linalg.LinAlgError):
             return None
@@ -110,6 +133,12 @@ class CGLB(Method, name="cglb"):
                 system=system,
             )
         )
+
+    def _bound(self, system: System, solution: Solution) -> Callable[..., BoundTerms]:
+        """The function to differentiate: all have the same value."""
+        solved = solution.stop is Stop.TOLERANCE and system.preconditioner is not None
+        at_solution = self.slopes == Slopes.SOLUTION and solved
+        return evidence.cglb_at_solution if at_solution else evidence.cglb_at
 
     def condition(
         self, system: System, y: Float[Array, " n"], v0: Float[Array, " n"] | None = None

@@ -40,7 +40,7 @@ def best_begin(
         evaluations: those of the stage.
         places: hyperparameters to begin at, as free vectors.
         Z: inducing points so far; None to begin with those given or selected.
-        known: the newest system, if it is one of the hyperparameters of `places`.
+        known: the newest system, if there is one place and the system is at it.
     """
     tried = (_begin_stage_at(evaluations, free, Z, known) for free in places)
     found = [begin for begin in tried if begin is not None]
@@ -61,7 +61,7 @@ def begin_at(
         evaluations: those of the round.
         free: hyperparameters.
         Z: inducing points.
-        known: the newest system, if it is one of these hyperparameters.
+        known: the newest system, if it is at these hyperparameters.
     """
     problem, stage = evaluations.problem, evaluations.stage
     method = problem.stages[stage].method

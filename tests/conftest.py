@@ -155,8 +155,9 @@ def devices():
     if not DEVICES:
         yield
         return
-    from cglb.compute.backend import XLA, using
+    from cglb.compute.backend import using
     from cglb.compute.mesh import Mesh
+    from cglb.compute.xla import XLA
 
     with using(Mesh.of(local=XLA())):
         yield

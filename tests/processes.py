@@ -20,8 +20,9 @@ import numpy as np
 
 import cglb
 from cglb.bounds.logdet import Chain
-from cglb.compute.backend import XLA, using
+from cglb.compute.backend import using
 from cglb.compute.mesh import Mesh
+from cglb.compute.xla import XLA
 
 N, D, M = 43, 2, 8  # no multiple of 2 or 4 devices
 

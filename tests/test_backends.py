@@ -15,9 +15,11 @@ import cglb
 from cglb import bounds
 from cglb.bounds.logdet.chain import Chain
 from cglb.compute import assemble, products
-from cglb.compute.backend import CPU, XLA, backend_of, using
+from cglb.compute.backend import backend_of, using
+from cglb.compute.cpu.backend import CPU
 from cglb.compute.parallel import Serial, Threads
 from cglb.compute.tiling import Blocking
+from cglb.compute.xla import XLA
 from cglb.linalg import dense, nystrom
 from cglb.linalg.blocks import find_blocks
 from cglb.linalg.operator import STORE_AFTER, KernelOperator, StoredOnUse
@@ -185,7 +187,9 @@ SEVERAL_DEVICES = """
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 jax.config.update("jax_num_cpu_devices", 4)
-from cglb.compute.backend import CPU, XLA, backend_of
+from cglb.compute.backend import backend_of
+from cglb.compute.cpu.backend import CPU
+from cglb.compute.xla import XLA
 mesh = jax.make_mesh((4,), ("rows",))
 spread = jax.device_put(np.zeros((8, 2), np.float32), NamedSharding(mesh, P("rows")))
 alone = jax.device_put(np.zeros(3, np.float32), jax.devices()[2])

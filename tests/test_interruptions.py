@@ -13,7 +13,8 @@ import problems
 import pytest
 
 import cglb
-from cglb.compute.backend import CPU, using
+from cglb.compute.backend import using
+from cglb.compute.cpu.backend import CPU
 from cglb.io import tensorfile
 from cglb.training import checkpoint
 

@@ -11,8 +11,10 @@ import scipy.linalg
 import cglb
 from cglb import bounds
 from cglb.compute import triangular
-from cglb.compute.backend import CPU, XLA, using
+from cglb.compute.backend import using
 from cglb.compute.cpu import blas, routines
+from cglb.compute.cpu.backend import CPU
+from cglb.compute.xla import XLA
 from cglb.core.errors import NystromError
 from cglb.linalg import nystrom
 

@@ -13,8 +13,10 @@ import pytest
 
 import cglb
 from cglb.compute import tiling
-from cglb.compute.backend import CPU, XLA, backend_of, using
+from cglb.compute.backend import backend_of, using
+from cglb.compute.cpu.backend import CPU
 from cglb.compute.cpu.blas import SymmetricHalf, empty_in_small_pages
+from cglb.compute.xla import XLA
 from cglb.linalg.operator import STORE_AFTER, KernelOperator, StoredOnUse
 
 N, D, T, S = 23, 2, 3, 11

@@ -9,7 +9,8 @@ import pytest
 import cglb
 from cglb.bounds import evidence
 from cglb.bounds.logdet import LogdetBound, Side, find, names
-from cglb.compute.backend import CPU, using
+from cglb.compute.backend import using
+from cglb.compute.cpu.backend import CPU
 from cglb.linalg import parts
 from cglb.linalg.row_noise import RowNoise, Rows
 from cglb.linalg.system import System

@@ -11,8 +11,9 @@ import pytest
 import cglb
 from cglb import bounds
 from cglb.compute import assemble, tiles
-from cglb.compute.backend import CPU, XLA
+from cglb.compute.cpu.backend import CPU
 from cglb.compute.parallel import Threads
+from cglb.compute.xla import XLA
 from cglb.kernels.distance import middle
 
 N = 40  # the shape of the other tests

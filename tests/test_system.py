@@ -9,7 +9,8 @@ import problems
 import pytest
 
 import cglb
-from cglb.compute.backend import XLA, using
+from cglb.compute.backend import using
+from cglb.compute.xla import XLA
 from cglb.linalg import blocks, nystrom
 from cglb.linalg.cg import Limits, conjugate_gradients
 from cglb.linalg.system import Solver, System

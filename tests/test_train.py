@@ -21,7 +21,7 @@ from cglb.methods import base
 from cglb.methods.stages import STALL
 from cglb.optimisers.adam import Adam
 from cglb.optimisers.base import Ending
-from cglb.training import clock, endings, problem, state
+from cglb.training import clock, endings, evaluations, problem
 from cglb.training.clock import Clock
 from cglb.training.free import Parameters
 from cglb.training.problem import random_rows
@@ -145,7 +145,8 @@ def test_v_moves_on_only_with_an_accepted_step(way):
             if accepted[step] is None:
                 assert v is None
                 continue
-            for age in range(state.RECYCLED):  # the newest solutions, and nothing of this line search
+            # the newest solutions, and nothing of this line search
+            for age in range(evaluations.RECYCLED):
                 older = accepted.get(step - age)
                 expected = np.zeros(len(Y)) if older is None else older
                 np.testing.assert_array_equal(v[:, age], expected)

@@ -14,7 +14,9 @@ from problems import problem
 
 import cglb
 from cglb import posteriors as posterior
-from cglb.compute.backend import CPU, XLA, using
+from cglb.compute.backend import using
+from cglb.compute.cpu.backend import CPU
+from cglb.compute.xla import XLA
 from cglb.posteriors import nearest, variance
 from cglb.posteriors.local import Local
 
@@ -188,7 +190,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import cglb
-from cglb.compute.backend import CPU, using
+from cglb.compute.backend import using
+from cglb.compute.cpu.backend import CPU
 from cglb.posteriors.local import Local
 
 rng = np.random.default_rng(0)

@@ -21,12 +21,15 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from cglb.compute import tiling
-from cglb.compute.backend import CPU, GB, TILES_PER_PART, XLA, Backend, StoredMatrix, using
+from cglb.compute.backend import Backend, using
+from cglb.compute.cpu.backend import CPU
 from cglb.compute.factors import Factor
 from cglb.compute.parallel import one_blas_thread
 from cglb.compute.programs import wide
 from cglb.compute.shards import AXIS, REPLICATED, SPLIT, RowShards, pad_to, sharding
+from cglb.compute.stored import StoredMatrix
 from cglb.compute.tiling import Walk
+from cglb.compute.xla import GB, TILES_PER_PART, XLA
 from cglb.core.precision import Number
 from cglb.kernels.base import Kernel
 

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from cglb.compute import tiles
-from cglb.compute.backend import StoredMatrix, backend_of, one_program
+from cglb.compute.backend import backend_of, one_program
 from cglb.compute.shards import Tall
+from cglb.compute.stored import StoredMatrix
 from cglb.core.precision import cast
 from cglb.kernels.base import Kernel
 from cglb.model import GP

@@ -1,12 +1,13 @@
-"""When a round of training stalls, and when a stage has converged."""
+"""When a round of training stalls, when a stage has converged, and the work that such rules count."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from cglb.methods.stages import Stage
+from cglb.training.history import HistoryRow
 
-__all__ = ["converged", "stalled"]
+__all__ = ["converged", "effort", "effort_per_evaluation", "stalled"]
 
 # a round that converged and gained less than this many nats ends its stage
 SMALLEST_GAIN = 0.1
@@ -14,6 +15,8 @@ SMALLEST_GAIN = 0.1
 STAGE_SHARE = 0.05
 # the gain of a stage is for so many steps
 STALL_STEPS = 5
+# products with K̂ that take as long as all else in an evaluation
+PRODUCTS = 35
 
 
 def stalled(stage: Stage, last: bool, bounds: Sequence[float], effort: float) -> bool:
@@ -50,3 +53,24 @@ def converged(stage: Stage, last: bool, gain: float, gained: float) -> bool:
     if not last:
         least = max(least, STAGE_SHARE * gained)
     return stage.in_one_go or gain < least
+
+
+def effort(stage: Stage, history: Sequence[HistoryRow]) -> float:
+    """Ordinary evaluations that took as long as the newest steps, as many as a stage judges."""
+    evaluations, products = _newest_work(stage, history)
+    return max(evaluations, products / PRODUCTS)
+
+
+def effort_per_evaluation(stage: Stage, history: Sequence[HistoryRow]) -> float:
+    """The same for one evaluation of these steps, which is at least an ordinary one."""
+    evaluations, products = _newest_work(stage, history)
+    return max(1.0, products / PRODUCTS / max(1, evaluations))
+
+
+def _newest_work(stage: Stage, history: Sequence[HistoryRow]) -> tuple[int, int]:
+    """Evaluations and products of the newest steps, as many as a stage judges."""
+    rows = history[-1 - stage.window :]
+    if not rows:
+        return 0, 0
+    first, last = rows[0], rows[-1]
+    return last["evaluations"] - first["evaluations"], last["products"] - first["products"]

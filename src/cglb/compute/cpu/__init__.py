@@ -1,1 +1,1 @@
-"""What BLAS and LAPACK do better than XLA on a CPU."""
+"""The backend of one CPU, and what BLAS and LAPACK do better than XLA there."""

@@ -178,7 +178,7 @@ def _turns(
     products: int,
 ) -> Solution:
     """Turns of CG by recursion. Each starts at a true residual, which is recomputed after the turn."""
-    first = point
+    safest = point
     search: Search | None = None
     limit = np.asarray(rule.limit)
     steps, stalled, best = 0, 0, np.inf
@@ -198,8 +198,10 @@ def _turns(
         steps += taken
         products += taken + 1
         before, point = point, _at(operator, E, rule.factors, V)
-        # restart a recursion that has drifted or broken down
-        search = None if bool(_drifted(R, point.R)) else search
+        safest = _better(E, safest, point)
+        # restart a recursion that has drifted or broken down, or that ends too early by its own residual
+        early = taken < budget and not np.all(np.asarray(point.slack) <= limit)
+        search = None if early or bool(_drifted(R, point.R)) else search
         worst = float(np.max(np.asarray(point.slack)))
         if search is None and len(inside) > 1:
             if not worst < WORTHWHILE * float(np.max(np.asarray(before.slack))):
@@ -211,7 +213,7 @@ def _turns(
             stalled = 0
         best = min(best, worst)
     if stop is not Stop.TOLERANCE:
-        point = _better(E, first, point)
+        point = safest
     return Solution(point.V, point.K_hat_V, point.slack, steps=steps, products=products, stop=stop)
 
 

@@ -207,7 +207,9 @@ def before(names: list[str], commit: str) -> None:
                 np.savez(inputs, X=X, y=y)
                 script = [sys.executable, HERE / "peers" / "learn_before.py"]
                 script += ["--input", inputs, "--output", output]
-                variables = {**os.environ, "PYTHONPATH": str(tree / "src")}
+                # the earlier side may need what is no longer a dependency (optax): put it on PYTHONPATH
+                path = [str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+                variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
                 subprocess.run(script, check=True, env=variables)
                 found = json.loads(output.read_text())
                 kept = {"fit_seconds": found["fit_seconds"], "curve": some_of(found["rows"])}

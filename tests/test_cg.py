@@ -1,5 +1,7 @@
 """Conjugate gradients: the certificate is true, and stopping is never silent."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,6 +95,19 @@ def test_step_limit_is_reported_and_the_bound_stays_valid():
     assert solution.slack > 1e-6
     assert "max_steps" in solution.stop.message
     assert bounds.cglb(gp, X, y, Z, solution.v).value <= bounds.exact(gp, X, y).value
+
+
+def test_more_turns_never_give_a_looser_bound():
+    """The slack of CG rises and falls; the best turn so far is what it returns."""
+    X, y, Z = problems.data(n=200, m=10)
+    gp = cglb.GP(cglb.Matern32([1.0, 1.0]), 1e-5)
+    uppers = []
+    for turns in range(9):
+        found = cglb.solve(gp, X, y, Z, tolerance=1e-9, max_steps=turns * TURN, precondition="nystrom")
+        v = np.asarray(found.v)
+        uppers.append(2.0 * float(found.slack) + 2.0 * y @ v - v @ np.asarray(found.K_hat_v))
+    assert all(b <= a * (1.0 + 1e-9) for a, b in itertools.pairwise(uppers))
+    assert uppers[-1] < 0.1 * uppers[0]
 
 
 def test_a_warm_start_at_the_solution_takes_no_step():

@@ -162,9 +162,8 @@ def cglb_at_solution(
     """The value of `cglb_at` with the slopes that it has at the solution v = K̂⁻¹e: those of 2eᵀv − vᵀK̂v.
 
     At the solution this form is stationary in v (the envelope theorem), so its slopes at v are those of
-    eᵀK̂⁻¹e up to (v − K̂⁻¹e)ᵀ(dK̂)v. The slopes of `cglb_at` differ by wᵀ(dK̂)v with w = Q̂⁻¹r instead of
-    K̂⁻¹r. Where Q̂ is a poor approximation of K̂, w is far too large: on 10,000 rows of kin40k with noise
-    1e-5 a slack of 0.4 nats moves slopes by 1,000 nats, and those of this function by 0.01.
+    eᵀK̂⁻¹e up to 2(K̂⁻¹r)ᵀ(dK̂)v. The slopes of `cglb_at` have 2wᵀ(dK̂)v with w = Q̂⁻¹r in its place: where Q̂
+    is a poor approximation of K̂, w is far larger, and slopes can be off by hundreds of nats.
     """
     e = system.residual(y, gp)
     product = system.known_product(gp, v, K_hat_v)

@@ -2,15 +2,16 @@
 
     python benchmarks/learn.py large    # bike, elevators, pol, kin40k and protein, three splits
     python benchmarks/learn.py exact    # log p(y) by Cholesky of what these learned
+    python benchmarks/learn.py kernels  # the large sets with kernel="auto", one split
     python benchmarks/learn.py small    # airfoil, concrete, energy, yacht and wine, five splits
     python benchmarks/learn.py toys     # 200 and 1,000 rows, 20 seeds
     python benchmarks/learn.py before   # the large sets with the default of an earlier commit
     python benchmarks/learn.py curves   # NLPD and RMSE along both fits, and the figures
 
 `small` and `toys` compare with scikit-learn's exact GP of the same kernel family, at its own optimum of
-five restarts (`toys`: of one start); `small` also has `kernel="auto"`. Fits of `large`, `small` and
-`before` have a process of their own. Results go to results/learn-KIND.json after each fit; what is there
-already is not run again, so that every command can be interrupted, or be given `--sets` and `--splits`.
+five restarts (`toys`: of one start); `small` also has `kernel="auto"`. Every fit but those of `toys` has
+a process of its own. Results go to results/learn-KIND.json after each fit; what is there already is not
+run again, so that every command can be interrupted, or be given `--sets` and `--splits`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ HERE = Path(__file__).parent
 EARLIER = "538c948"
 SIDES = {
     "large": ("cglb",),
+    "kernels": ("auto",),
     "small": ("cglb", "scikit-learn", "auto"),
     "toys": ("cglb", "scikit-learn"),
 }
@@ -150,7 +152,8 @@ def one(kind: str, name: str, split: int, side: str) -> dict[str, Any]:
     parts = learn_data.load(kind, name, split)
     if side == "scikit-learn":
         return theirs(*parts, RESTARTS[kind])
-    return ours(parts, kind != "large", **({"kernel": "auto"} if side == "auto" else {}))
+    settings = {"kernel": "auto"} if side == "auto" else {}
+    return ours(parts, exact=name not in learn_data.LARGE, **settings)
 
 
 def in_a_process(*arguments: Any) -> dict[str, Any]:
@@ -275,7 +278,7 @@ def main() -> None:
         print(json.dumps(one(kind, name, int(split), side)))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kind", choices=("large", "exact", "small", "toys", "before", "curves"))
+    parser.add_argument("kind", choices=(*SIDES, "exact", "before", "curves"))
     parser.add_argument("--sets", help="names, separated by commas; by default all")
     parser.add_argument("--splits", help="numbers, separated by commas; by default all")
     parser.add_argument("--commit", default=EARLIER, help="of `before`")

@@ -27,8 +27,10 @@ def friedman(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 TOYS = {"toy": toy, "friedman": friedman}
+LARGE = ["bike", "elevators", "pol", "kin40k", "protein"]
 SETS = {
-    "large": (["bike", "elevators", "pol", "kin40k", "protein"], [0, 1, 2]),
+    "large": (LARGE, [0, 1, 2]),
+    "kernels": (LARGE, [0]),
     "small": (["airfoil", "concrete", "energy", "yacht", "wine"], [0, 1, 2, 3, 4]),
     "toys": ([f"{name}-{rows}" for name in TOYS for rows in (200, 1000)], list(range(20))),
 }

@@ -10,6 +10,7 @@ from pages_format import NONE, machine, number, percent, small, table
 
 Runs = Mapping[str, Any]
 LARGE = ("bike", "elevators", "pol", "kin40k", "protein")
+KINDS = ("large", "kernels", "before", "small", "toys")
 LARGE_COLUMNS = [
     *("data", "split", "fit, s", "predict, s", "NLPD", "RMSE", "coverage", "bound", "log p(y)", "noise"),
     "ended",
@@ -26,7 +27,10 @@ OURS, THEIRS = "cglb", "scikit-learn"
 
 
 def learn(results: Mapping[str, Any]) -> dict[str, str]:
-    found = {kind: results.get(f"learn-{kind}", {}) for kind in ("large", "before", "small", "toys")}
+    found = {
+        kind: results.get(f"learn-{kind}", {})
+        for kind in ("large", "kernels", "before", "small", "toys")
+    }
     runs = {kind: one.get("runs", {}) for kind, one in found.items()}
     before = list(runs["before"].values())
     return {
@@ -56,6 +60,10 @@ def learn(results: Mapping[str, Any]) -> dict[str, str]:
         "kernels": table(
             ["data", "split", "chosen", "gain in log p(y)", "NLPD", "NLPD, Matérn-3/2", "s"],
             _kernels(runs["small"]),
+        ),
+        "large_kernels": table(
+            ["data", "split", "chosen", "gain of the bound", "NLPD", "NLPD, Matérn-3/2", "fit, s"],
+            _large_kernels(runs),
         ),
         "toys": table(
             TOY_COLUMNS,
@@ -123,6 +131,15 @@ def _kernels(runs: Runs) -> Iterable[list[str]]:
             cells = [number(auto["exact_lml"] - one["exact_lml"]), number(auto["nlpd"], 3)]
             cells += [number(one["nlpd"], 3), number(auto["fit_seconds"])]
             yield [name, str(split), f"`{auto['kernel']}`", *cells]
+
+
+def _large_kernels(runs: Mapping[str, Runs]) -> Iterable[list[str]]:
+    for key, auto in sorted(runs["kernels"].items(), key=lambda pair: _place(pair[0])):
+        name, split, _ = key.split()
+        one = runs["large"][f"{name} {split} {OURS}"]
+        cells = [number(auto["bound"] - one["bound"], 0), number(auto["nlpd"], 3)]
+        cells += [number(one["nlpd"], 3), number(auto["fit_seconds"], 0)]
+        yield [name, split, f"`{auto['kernel']}`", *cells]
 
 
 def _by_name(runs: Runs) -> dict[str, list[tuple[Any, Any]]]:

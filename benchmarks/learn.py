@@ -197,7 +197,7 @@ def exact(names: list[str], splits: list[int]) -> None:
 # ---- the default of an earlier commit, and curves ----
 
 
-def before(names: list[str], commit: str) -> None:
+def before(names: list[str], commit: str, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree, inputs, output = (Path(folder) / part for part in ("tree", "data.npz", "found.json"))
         command = ["git", "worktree", "add", "-q", "--detach", tree, commit]
@@ -209,14 +209,14 @@ def before(names: list[str], commit: str) -> None:
                 X, y, *_ = learn_data.load("large", name, 0)
                 np.savez(inputs, X=X, y=y)
                 script = [sys.executable, HERE / "peers" / "learn_before.py"]
-                script += ["--input", inputs, "--output", output]
+                script += ["--input", inputs, "--output", output, "--max-seconds", str(seconds)]
                 # the earlier side may need what is no longer a dependency (optax): put it on PYTHONPATH
                 path = [str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
                 variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
                 subprocess.run(script, check=True, env=variables)
                 found = json.loads(output.read_text())
                 kept = {"fit_seconds": found["fit_seconds"], "curve": some_of(found["rows"])}
-                keep("before", f"{name} 0", {**kept, "commit": commit})
+                keep("before", f"{name} 0", {**kept, "commit": commit, "limit": seconds})
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], check=True, cwd=HERE)
 
@@ -282,6 +282,7 @@ def main() -> None:
     parser.add_argument("--sets", help="names, separated by commas; by default all")
     parser.add_argument("--splits", help="numbers, separated by commas; by default all")
     parser.add_argument("--commit", default=EARLIER, help="of `before`")
+    parser.add_argument("--seconds", type=float, default=180.0, help="of training, of `before`")
     options = parser.parse_args()
     kind = options.kind
     names, splits = learn_data.SETS[kind if kind in learn_data.SETS else "large"]
@@ -290,7 +291,7 @@ def main() -> None:
     if kind == "exact":
         exact(names, splits)
     elif kind == "before":
-        before(names, options.commit)
+        before(names, options.commit, options.seconds)
     elif kind == "curves":
         curves(names)
     else:

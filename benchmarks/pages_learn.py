@@ -39,6 +39,7 @@ def learn(results: Mapping[str, Any]) -> dict[str, str]:
             _large(runs["large"]),
         ),
         "commit": before[0]["commit"] if before else NONE,
+        "limit": number(before[0]["limit"], 0) if before else NONE,
         "figures": "\n\n".join(
             f"![NLPD and RMSE against seconds on {name}](../../benchmarks/results/learn-{name}.png)"
             for name in LARGE

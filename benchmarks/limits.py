@@ -1,9 +1,12 @@
 """What the parts of an evaluation cost, next to what their flops and kernel entries allow at best.
 
     python benchmarks/limits.py --rows 10000 --inducing 512,1024 --exact 2000,4000
+    OPENBLAS_CORETYPE=SkylakeX python benchmarks/limits.py --json benchmarks/results/limits-wide.json
 
 A limit is flops at the GEMM rate of this machine, plus kernel entries at the rate of a product K v (for
-values) or of the gradient of a bilinear form (for slopes), all measured in the same run. Parts run in
+values) or of the gradient of a bilinear form (for slopes), all measured in the same run. The GEMM rate is
+XLA's; that of BLAS, which makes the factors, is printed next to it: see docs/performance.md on processors
+for which OpenBLAS chooses narrow vectors. Parts run in
 turn, so that a busy spell hits all of them; the best of the repeats counts.
 """
 
@@ -69,8 +72,11 @@ class Rates:
             },
             repeats,
         )
-        self.seconds = {name: one["seconds"] for name, one in found.items()}
-        gemm, entry, rounded_entry, slope = self.seconds.values()
+        own = np.asarray(a)
+        # apart from the others: the threads of BLAS wait in a loop for a while
+        blas = measure({"GEMM, 2,000 rows, by BLAS": (lambda: own @ own, 0.0)}, repeats)
+        self.seconds = {name: one["seconds"] for name, one in (found | blas).items()}
+        gemm, entry, rounded_entry, slope, _ = self.seconds.values()
         half = 0.5 * operator.n**2  # each entry is made once and used twice
         self.flop, self.entry, self.slope = gemm / (2.0 * 2000**3), entry / half, slope / half
         self.rounded = rounded_entry / half

@@ -84,25 +84,37 @@ def speed(results: Results) -> Values:
         "product_d": str(product["settings"]["columns"]),
         "product": _product(product),
         "product_machine": machine(product),
-        **_limits(results["limits"]),
+        **_limits(results["limits"], results["limits-wide"]),
         **_before(results["before"]),
     }
 
 
-def _limits(found: Any) -> Values:
+GEMM = ("GEMM, 2,000 rows", "GEMM, 2,000 rows, by BLAS")  # by XLA, by BLAS
+
+
+def _limits(found: Any, wide: Any) -> Values:
     """The parts of an evaluation next to what their flops and kernel entries allow."""
     settings = found["settings"]
-    rows = [
-        [name, number(one["seconds"], 3), number(one["limit"], 3), percent(one["share_of_limit"])]
-        for name, one in found["results"].items()
-    ]
+    xla, blas = (found["rates"][name] for name in GEMM)
     return {
         "limits_rows": number(settings["rows"], 0),
         "limits_columns": str(settings["columns"]),
         "limits_exact": settings["exact"],
-        "limits": table(["", "seconds", "limit, seconds", "limit / time"], rows),
+        "limits_xla": number(xla, 3),
+        "limits_blas": number(blas, 3),
+        "limits": _parts(found),
         "limits_machine": machine(found),
+        "wide_blas": number(wide["rates"][GEMM[1]], 3),
+        "wide": _parts(wide),
     }
+
+
+def _parts(found: Any) -> str:
+    rows = [
+        [name, number(one["seconds"], 3), number(one["limit"], 3), percent(one["share_of_limit"])]
+        for name, one in found["results"].items()
+    ]
+    return table(["", "seconds", "limit, seconds", "limit / time"], rows)
 
 
 def _before(found: Any) -> Values:

@@ -38,6 +38,10 @@ def learn(results: Mapping[str, Any]) -> dict[str, str]:
             LARGE_COLUMNS,
             _large(runs["large"]),
         ),
+        "large_exact": table(
+            ["data", "split", "NLPD", "NLPD, exact", "coverage", "coverage, exact"],
+            _large_exact(runs["large"]),
+        ),
         "commit": before[0]["commit"] if before else NONE,
         "limit": number(before[0]["limit"], 0) if before else NONE,
         "figures": "\n\n".join(
@@ -81,6 +85,14 @@ def _large(runs: Runs) -> Iterable[list[str]]:
         scores = [number(one["nlpd"], 3), number(one["rmse"], 4), percent(one["coverage"])]
         values = [number(one["bound"], 0), number(one.get("exact_lml"), 0), small(one["noise"])]
         yield [name, split, *seconds, *scores, *values, one["stop"]]
+
+
+def _large_exact(runs: Runs) -> Iterable[list[str]]:
+    for key, one in sorted(runs.items(), key=lambda pair: _place(pair[0])):
+        if "exact" in one:
+            pair = (one, one["exact"])
+            cells = [number(side["nlpd"], 3) for side in pair]
+            yield [*key.split()[:2], *cells, *(percent(side["coverage"]) for side in pair)]
 
 
 def _place(key: str) -> tuple[int, str]:

@@ -20,7 +20,7 @@ from cglb.compute.cpu.backend import CPU
 from cglb.compute.parallel import Serial, Threads
 from cglb.compute.tiling import Blocking
 from cglb.compute.xla import XLA
-from cglb.linalg import dense, nystrom
+from cglb.linalg import dense, dense_few, nystrom
 from cglb.linalg.blocks import find_blocks
 from cglb.linalg.operator import STORE_AFTER, KernelOperator, StoredOnUse
 from cglb.linalg.vecchia import inverse_factors
@@ -321,3 +321,20 @@ def test_transposed_products_are_products(columns):
     A, B = rng.normal(size=(11, 4)), rng.normal(size=(11, *columns))
     found = jax.jit(products.transposed_product)(jnp.asarray(A), jnp.asarray(B))
     np.testing.assert_allclose(found, A.T @ B, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 56, 57, dense_few.MOST_ROWS])
+def test_the_exact_likelihood_of_few_rows_is_that_of_any_number(n):
+    X, y, _ = problems.data(n=n, d=D)
+    gp, X, y = jax.tree.map(jnp.asarray, (GP, X, y))
+    found = dense.value_and_gradient(gp, X, y)
+    with using(XLA()):
+        wanted = dense.value_and_gradient(gp, X, y)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), found, wanted)
+
+
+def test_few_rows_whose_matrix_is_not_positive_definite_are_refused():
+    X, y = np.zeros((5, D)), np.zeros(5)
+    gp, X, y = jax.tree.map(jnp.asarray, (cglb.GP(cglb.RBF(1.0), 1e-300, 0.0), X, y))
+    with pytest.raises(np.linalg.LinAlgError, match="5 x 5"):
+        dense.value_and_gradient(gp, X, y)

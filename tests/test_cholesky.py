@@ -15,9 +15,10 @@ SIZES = st.integers(1, 40)
 
 @pytest.fixture(params=[True, False], ids=["blocks", "whole"], autouse=True)
 def small_blocks(request, monkeypatch):
-    monkeypatch.setattr(cholesky, "BLOCK", 7)
+    for name in ("BLOCK", "LEAF", "PART"):
+        monkeypatch.setattr(cholesky, name, 7)
     if request.param:
-        monkeypatch.setattr(cholesky, "WHOLE", 0)
+        monkeypatch.setattr(cholesky, "ALONE", 0)
 
 
 def positive(n: int) -> np.ndarray:

@@ -35,8 +35,8 @@ def test_exact_agrees_with_scikit_learn(setting):
 def test_many_rows_are_factored_by_blocks_to_the_same_posterior(setting, monkeypatch):
     gp, X, y, _, X_star = setting
     few = posterior.exact(gp, X, y)
-    monkeypatch.setattr(blocked, "WHOLE", 20)
-    monkeypatch.setattr(blocked, "BLOCK", 16)
+    for name in ("LEAF", "ALONE", "PART", "BLOCK"):
+        monkeypatch.setattr(blocked, name, 16)
     many = posterior.exact(gp, X, y)
     for name in ("mean", "variance", "covariance"):
         wanted = getattr(few, name)(X_star)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -25,7 +26,7 @@ from cglb.compute import trace_mesh
 from cglb.compute.backend import backend_of
 from cglb.compute.programs import wide
 from cglb.compute.shards import RowShards, Tall
-from cglb.compute.tiling import Plan, pad_rows
+from cglb.compute.tiling import Plan, Walk, pad_rows
 from cglb.core.precision import Number
 from cglb.kernels.base import Kernel
 from cglb.kernels.distance import by_differences, middle
@@ -112,7 +113,7 @@ def trace_of_square(
         return trace_mesh.trace_of_square(plan.tile, kernel, F, noise, At, Ht)
     rows = _TraceBlocks(F, At, Ht, jnp.ones(X.shape[0], dtype=X.dtype))
     blocks = _padded(rows, walk.rows, plan.tile)
-    return backend.parallel.sum(_trace_of_square_part, (kernel, noise, blocks), walk.parts)
+    return backend.parallel.sum(_trace_of_square_part, (kernel, noise, blocks), _diagonal_twice(walk))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -140,7 +141,8 @@ def _product(plan: Plan, kernel: Kernel, X1: Array, X2: Array, V: Array) -> Arra
     F1, F2 = _features(plan, kernel, X1, X2)
     right, diagonal = _right_side(plan, walk.columns, kernel, F2, _Rows(X2, V))
     F1 = right.F if plan.symmetric else _padded(F1, walk.rows, plan.tile)
-    total = backend.parallel.sum(partial(_product_part, plan.symmetric), (kernel, F1, right), walk.parts)
+    part = partial(_product_part, plan.symmetric)
+    total = backend.parallel.sum(part, (kernel, F1, right), _diagonal_twice(walk))
     return _unpadded(X1.shape[0], total, diagonal)
 
 
@@ -231,11 +233,28 @@ def _pull_features(
 # ---- one part of the tiles ----
 
 
+def _diagonal_twice(walk: Walk) -> tuple[np.ndarray, ...]:
+    """The parts of a walk with D once more, as the columns of the diagonal tiles: where XLA sees that
+    both blocks of a tile are the same, it makes the tile ten times as slowly."""
+    return (*walk.parts, walk.parts[-1])
+
+
 @partial(wide, static_argnums=0)
 def _product_part(
-    symmetric: bool, kernel: Kernel, F1: Any, right: _Side, I: Array, J: Array, D: Array
+    symmetric: bool,
+    kernel: Kernel,
+    F1: Any,
+    right: _Side,
+    I: Array,
+    J: Array,
+    D: Array,
+    same: Array,
 ) -> Array:
-    """K V over the tiles (I, J); on the diagonal tiles (D, D) without the diagonal itself."""
+    """K V over the tiles (I, J); on the diagonal tiles (D, D) without the diagonal itself.
+
+    Args:
+        same: D once more (see `_diagonal_twice`).
+    """
     V = right.V
 
     def off_diagonal(out: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
@@ -248,14 +267,15 @@ def _product_part(
         out = out.at[i].add(parts[0])
         return (out.at[j].add(parts[1]) if symmetric else out), None
 
-    def diagonal(out: Array, i: Array) -> tuple[Array, None]:
-        K = kernel.between(_block(F1, i), _block(F1, i))
-        return out.at[i].add(K @ V[i] - jnp.diagonal(K)[:, None] * V[i]), None
+    def diagonal(out: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+        i, j = pair
+        found = kernel.through(_block(F1, i), _block(right.F, j), lambda K: (_off_diagonal(K) @ V[j],))
+        return out.at[i].add(found[0]), None
 
     rows = jax.tree.leaves(F1)[0]
     out = jnp.zeros((*rows.shape[:2], V.shape[2]), dtype=V.dtype)
     out, _ = lax.scan(off_diagonal, out, (I, J))
-    return lax.scan(diagonal, out, D)[0] if symmetric else out
+    return lax.scan(diagonal, out, (D, same))[0] if symmetric else out
 
 
 @partial(wide, static_argnums=(0, 1))
@@ -298,7 +318,7 @@ def _bilinear_part(
 
 @wide
 def _trace_of_square_part(
-    kernel: Kernel, noise: Array, blocks: _TraceBlocks, I: Array, J: Array, D: Array
+    kernel: Kernel, noise: Array, blocks: _TraceBlocks, I: Array, J: Array, D: Array, same: Array
 ) -> Array:
     F, At, Ht, real = blocks
 
@@ -311,11 +331,11 @@ def _trace_of_square_part(
     def off_diagonal(total: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
         return total + 2.0 * jnp.sum(products(*pair)), None
 
-    def diagonal(total: Array, i: Array) -> tuple[Array, None]:
-        return total + jnp.sum(_off_diagonal(products(i, i))), None
+    def diagonal(total: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + jnp.sum(_off_diagonal(products(*pair))), None
 
     total, _ = lax.scan(off_diagonal, jnp.zeros((), dtype=At.dtype), (I, J))
-    return lax.scan(diagonal, total, D)[0]
+    return lax.scan(diagonal, total, (D, same))[0]
 
 
 def _block(features: Any, i: Array) -> Any:

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from cglb.compute.backend import backend_of
+from cglb.compute.backend import backend_of, few_rows
 from cglb.compute.factors import Factor, Vector
 from cglb.core.precision import Number, is_traced
 from cglb.kernels.base import Kernel
 from cglb.kernels.rows import RowScaled
-from cglb.linalg import row_noise
+from cglb.linalg import dense_few, row_noise
 from cglb.model import GP
 
 __all__ = ["Exact", "factor", "terms", "value_and_gradient"]
@@ -48,12 +48,17 @@ def factor(gp: GP, X: Float[Array, "n d"], y: Float[Array, " n"]) -> Exact:
     found = _exact(gp.kernel, gp.noise, X, e)
     if isinstance(gp.kernel, RowScaled):
         found = found._replace(logdet=found.logdet + arrays.asarray(_shift(gp, X)))
-    if not is_traced(found.logdet) and not np.isfinite(float(found.logdet)):
+    if not is_traced(found.logdet):
+        _check_factor(found.logdet, gp, X)
+    return found
+
+
+def _check_factor(logdet: Number | float, gp: GP, X: Array) -> None:
+    if not np.isfinite(float(logdet)):
         raise np.linalg.LinAlgError(
             f"K + noise·I [{X.shape[0]} x {X.shape[0]}] is not positive definite in {X.dtype} at noise "
             f"{float(gp.noise):.3g}: raise the noise floor."
         )
-    return found
 
 
 def value_and_gradient(
@@ -66,6 +71,12 @@ def value_and_gradient(
     Raises:
         numpy.linalg.LinAlgError: as in `factor`.
     """
+    if len(X) <= dense_few.MOST_ROWS and not isinstance(gp.kernel, RowScaled) and few_rows(gp, X, y):
+        e = np.asarray(y) - np.asarray(gp.mean)
+        quadratic, logdet, slopes = dense_few.value_and_slopes(gp.kernel, gp.noise, X, e)
+        _check_factor(logdet, gp, X)
+        gradient = jax.tree.unflatten(jax.tree.structure(gp), jax.tree.leaves(slopes))
+        return float(quadratic), float(logdet), gradient
     found = factor(gp, X, y)
     slopes = found.factor.pull(gp.kernel, X, found.alpha, -0.5, -0.5, overwrite=True)
     leaves = (*jax.tree.leaves(slopes.kernel), slopes.noise, found.alpha.sum())

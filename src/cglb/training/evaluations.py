@@ -69,7 +69,9 @@ class Trials:
     _kept: dict[bytes, tuple[float, System | None]] = field(init=False, default_factory=dict)
 
     def keep(self, point: Point) -> Point:
-        """Keep the system of a point here, and no longer in the point."""
+        """Keep the system of a point, if it has one, here and no longer in the point."""
+        if point.found.system is None:
+            return point
         best = sorted(self._kept.items(), key=lambda trial: trial[1][0])[-1:]
         self._kept = {**dict(best), point.x.tobytes(): (point.value, point.found.system)}
         return replace(point, found=replace(point.found, system=None))

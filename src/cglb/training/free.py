@@ -25,6 +25,9 @@ __all__ = ["LOG", "SOFTPLUS", "TRANSFORMS", "Parameters", "Transform"]
 
 DEFAULT_FLOOR = 1e-6
 
+# the hyperparameters as a vector without bounds
+Free = Float[Array, " p"] | Float[np.ndarray, " p"]
+
 
 @dataclass(frozen=True)
 class Transform:
@@ -199,11 +202,11 @@ class Parameters:
 
     # ---- for use inside the package: compiled, and nothing is checked ----
 
-    def model(self, free: Float[Array, " p"]) -> GP:
+    def model(self, free: Free) -> GP:
         """The GP of a free vector; differentiable."""
         return _model(tuple(self._leaves), self.transform, self.template, free)
 
-    def pull(self, free: Float[Array, " p"], gp_bar: GP) -> Float[Array, " p"]:
+    def pull(self, free: Free, gp_bar: GP) -> Float[Array, " p"]:
         """The gradient in the free vector, from the gradient in the model."""
         return _pull(tuple(self._leaves), self.transform, self.template, free, gp_bar)
 

@@ -118,7 +118,7 @@ class Problem:
 
     def unflatten(self, stage: int, free: Any) -> GP:
         """The model of a free vector of a stage; differentiable."""
-        return self.parameters_of(stage).model(jnp.asarray(free))
+        return self.parameters_of(stage).model(free)
 
     def carried(self, free: np.ndarray, before: int, stage: int) -> np.ndarray:
         """The same model as a free vector of another stage, whose noise floor may differ."""
@@ -172,7 +172,11 @@ class Problem:
 
     def natural(self, stage: int, free: np.ndarray) -> dict[str, float]:
         """The hyperparameters of a free vector by name."""
-        return self.parameters.values_by_name(self.unflatten(stage, free))
+        return self.by_name(self.unflatten(stage, free))
+
+    def by_name(self, gp: GP) -> dict[str, float]:
+        """The hyperparameters of a model by name."""
+        return self.parameters.values_by_name(gp)
 
     def select(self, free: np.ndarray, stage: int, round_number: int) -> Array:
         """Greedy inducing points at these hyperparameters, as many as can matter.
@@ -228,7 +232,7 @@ class Problem:
         log_prior, prior_bar = self.log_prior(plain_model(system.gp))
         gp_bar = rows.slopes(self.parameters.template, found.gp_bar)
         gp_bar = gp_bar if prior_bar is None else jax.tree.map(jnp.add, gp_bar, prior_bar)
-        free_bar = self.parameters_of(stage).pull(jnp.asarray(free), gp_bar)
+        free_bar = self.parameters_of(stage).pull(free, gp_bar)
         gradient = self.join(stage, free_bar, rows.plain(found.Z_bar))
         value = found.value + log_prior
         return Point(x, value, gradient, found) if np.isfinite(gradient).all() else None

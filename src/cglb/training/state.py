@@ -293,6 +293,7 @@ class State:
     def _row(self, found: Evaluation) -> HistoryRow:
         columns = evaluation_columns(found)
         taken = self.work.take_cg_steps()
+        gp = self.problem.unflatten(self.stage, self.free)
         assert self._prepared is not None
         return HistoryRow(
             step=self._done + 1,
@@ -306,7 +307,7 @@ class State:
             evaluations=self.work.evaluations,
             products=self.work.products,
             seconds=self.clock.seconds,
-            parameters=self.problem.natural(self.stage, self.free),
-            log_prior=self.problem.log_prior(self.problem.unflatten(self.stage, self.free))[0],
+            parameters=self.problem.by_name(gp),
+            log_prior=self.problem.log_prior(gp)[0],
             **columns,
         )

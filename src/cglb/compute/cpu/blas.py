@@ -20,7 +20,7 @@ from cglb.compute.cpu.routines import call, leading
 
 __all__ = ["SymmetricHalf", "add_gram", "empty", "empty_in_small_pages", "solve_rows", "to_jax", "whole"]
 
-LEAF = 64  # columns that a triangular solve takes at once
+LEAF = 128  # columns that a triangular solve takes at once
 ALIGNMENT = 64  # bytes; JAX takes a NumPy array over without a copy only where it begins at a multiple
 
 

@@ -4,10 +4,10 @@
     OPENBLAS_CORETYPE=SkylakeX python benchmarks/limits.py --json benchmarks/results/limits-wide.json
 
 A limit is flops at the GEMM rate of this machine, plus kernel entries at the rate of a product K v (for
-values) or of the gradient of a bilinear form (for slopes), all measured in the same run. The GEMM rate is
-XLA's; that of BLAS, which makes the factors, is printed next to it: see docs/performance.md on processors
-for which OpenBLAS chooses narrow vectors. Parts run in
-turn, so that a busy spell hits all of them; the best of the repeats counts.
+values) or of the gradient of a bilinear form (for slopes), all measured in the same run. The GEMM rate
+is XLA's. That of BLAS, which makes the factors, is printed next to it: OpenBLAS chooses narrow vectors
+for some processors (see docs/performance.md). Parts run in turn, so that a busy spell hits all of them;
+the best of the repeats counts.
 """
 
 from __future__ import annotations

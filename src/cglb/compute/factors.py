@@ -142,7 +142,8 @@ class InPlaceFactor(eqx.Module):
 
     @property
     def logdet(self) -> Number:
-        return 2.0 * np.sum(np.log(np.diagonal(self.L)))
+        with np.errstate(invalid="ignore"):  # of a matrix without a factor: NaN
+            return 2.0 * np.sum(np.log(np.diagonal(self.L)))
 
     def half_solve(self, B: Matrix) -> Float[np.ndarray, "n k"]:
         with matrices_of(len(self.U)):

@@ -157,7 +157,7 @@ def _learn(run: Run, split: Split, options: Options, callback: Callable[..., boo
         GP(Matern32(np.ones(split.X_train.shape[1]))),
         split.X_train,
         split.y_train,
-        method.trained,
+        method.as_trained(spec.optimize_inducing),
         stages=_stages(method, len(split.y_train)),
         callback=callback,
         checkpoint=run.checkpoint,

@@ -5,7 +5,7 @@ They are readable without colour: every method has its own line style and marker
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,11 @@ class Series:
         return [[steps or [0] for steps in found] for found in splits if any(found)]
 
 
-def draw(runs: Iterable[Run], folder: Path) -> list[Path]:
+def draw(runs: Iterable[Run], folder: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
     """Draw every figure for which the runs hold results.
 
     Returns:
-        The files written, two per figure.
+        The files written, one per figure and format.
     """
     by_data: dict[str, list[Run]] = {}
     for run in runs:
@@ -106,7 +106,7 @@ def draw(runs: Iterable[Run], folder: Path) -> list[Path]:
                 ("iterative-grid", _over_time(data, grid) if grid else None),
             ):
                 if figure is not None:
-                    written += _save(figure, folder / f"{data}-{name}")
+                    written += _save(figure, folder / f"{data}-{name}", formats)
     return written
 
 
@@ -325,10 +325,10 @@ def _legend(figure: Figure, axis: Axes) -> None:
         one.grid(alpha=0.25, lw=0.5)
 
 
-def _save(figure: Figure, stem: Path) -> list[Path]:
-    """Write SVG and PNG without dates, so that the same data give the same bytes."""
+def _save(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
+    """Write a file per format, SVG without a date, so that the same data give the same bytes."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    vector, pixels = stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")
-    figure.savefig(vector, metadata={"Date": None})
-    figure.savefig(pixels, dpi=150)
-    return [vector, pixels]
+    files = [stem.with_name(f"{stem.name}.{one}") for one in formats]
+    for path in files:
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return files

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from cglb.experiments.runs import Run
 from cglb.experiments.spec import KINDS, Method
 from cglb.experiments.table import Table, TableRow, label, markdown, number
 
-__all__ = ["write"]
+__all__ = ["text", "write"]
 
 # the paper's best rows, with which ours are compared
 PUBLISHED = "cglb-4096"
+FIGURES_FOLDER = "figures"
 FIGURES = {
     "rmse-nlpd": "Test RMSE and NLPD against training time",
     "cg-steps": "CG steps per evaluation",
@@ -39,15 +40,24 @@ def write(runs: Iterable[Run], folder: Path) -> Path:
         The page.
     """
     runs = list(runs)
-    drawn = figures.draw(runs, folder / "figures")
-    pictures = sorted({path.relative_to(folder) for path in drawn if path.suffix == ".png"})
+    drawn = figures.draw(runs, folder / FIGURES_FOLDER, ("png",))
     page = folder / "results.md"
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n".join(_lines(table.make(runs), pictures)) + "\n")
+    page.write_text(text(runs, {path.name for path in drawn}))
     return page
 
 
-def _lines(found: Table, pictures: list[Path]) -> Iterator[str]:
+def text(runs: Iterable[Run], pictures: Container[str]) -> str:
+    """The page.
+
+    Args:
+        runs: of a store.
+        pictures: the names of the figures that there are.
+    """
+    return "\n".join(_lines(table.make(runs), pictures)) + "\n"
+
+
+def _lines(found: Table, pictures: Container[str]) -> Iterator[str]:
     rows = [row for row in found.rows if row.splits]
     yield "# Results of the paper's experiments"
     yield ""
@@ -89,10 +99,10 @@ def _lines(found: Table, pictures: list[Path]) -> Iterator[str]:
         yield ""
         yield f"## {data}"
         for name, words in FIGURES.items():
-            path = Path("figures") / f"{data}-{name}.png"
-            if path in pictures:
+            picture = f"{data}-{name}.png"
+            if picture in pictures:
                 yield ""
-                yield f"![{words}: {data}]({path.as_posix()})"
+                yield f"![{words}: {data}]({FIGURES_FOLDER}/{picture})"
     yield ""
     yield from found.notes
 

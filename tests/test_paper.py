@@ -572,6 +572,15 @@ def test_what_is_not_alike_is_not_averaged(tmp_path):
     assert "amgm" in early[0]
 
 
+def test_only_with_joint_inducing_points_is_cglb_trained_to_the_letter_of_the_paper():
+    method = Method.parse("cglb-8")
+    letter, usual = method.as_trained(True), method.as_trained(False)
+    assert (letter.cg_tolerance, letter.slopes, letter.logdet) == (1.0, "bound", "amgm")
+    assert (usual.cg_tolerance, usual.slopes, usual.logdet) == (0.1, "solution", "amgm")
+    for name in ("sgpr-8", "chain-8", "exact", "iterative"):
+        assert Method.parse(name).as_trained(True) == Method.parse(name).trained
+
+
 def test_the_report_says_what_the_runs_hold_and_a_copy_gives_the_same_one(tmp_path):
     store, copy = tmp_path / "store", tmp_path / "copy"
     order = {"sgpr": -9.0, "cglb": -8.0, "chain": -7.0, "exact": -7.0}

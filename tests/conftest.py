@@ -101,7 +101,7 @@ AS_USERS_RUN = (
     *("docs", "paper", "cli", "checkpoint", "pictures", "hard_data", "tables", "interruptions"),
     *("choices", "kernel_choice", "faults", "store", "memory", "regressor", "certificate", "row_noise"),
     *("progressive", "extend", "rounding", "own_kernels", "system", "stored_bounds", "reference"),
-    "cases",
+    *("cases", "paper_specs", "paper_tables", "compile_cache"),
 )
 
 # Files by the time they take, longest first, so that no worker is left alone with a long one at the end.
@@ -161,6 +161,12 @@ def devices():
 
     with using(Mesh.of(local=XLA())):
         yield
+
+
+@pytest.fixture
+def no_cache(monkeypatch):
+    """Commands leave the cache of compiled code alone: it is a switch of the whole process."""
+    monkeypatch.setenv("CGLB_COMPILED", "off")
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures, of which some fit a model

@@ -1,5 +1,7 @@
 """One `System` per model, data and inducing points: everything is made once and shared."""
 
+import gc
+import weakref
 from collections import Counter
 
 import jax
@@ -113,3 +115,19 @@ def test_what_needs_inducing_points_says_so():
         gp, x = jax.tree.map(jnp.asarray, (cglb.GP(cglb.RBF()), X))
         with pytest.raises(ValueError, match="no inducing points"):
             System(gp, x, None).nystrom  # noqa: B018
+
+
+@pytest.mark.parametrize("precondition", ["chain", "nystrom"])
+def test_a_system_and_what_it_stores_are_freed_at_once(precondition):
+    model = cglb.GP(cglb.Matern32([0.7, 1.6], 1.3), 0.05, 0.2)
+    gc.disable()
+    try:
+        with cglb.float64():
+            gp, rows, points, y = jax.tree.map(jnp.asarray, (model, X, Z, Y))
+            system = System(gp, rows, points, Solver(precondition=precondition))
+            system.solve(y)
+        left = weakref.ref(system)
+        del system
+        assert left() is None
+    finally:
+        gc.enable()

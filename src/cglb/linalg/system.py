@@ -7,6 +7,7 @@ needed and then kept.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from cglb.core.validation import boundary
 from cglb.linalg import nystrom, preconditioners
 from cglb.linalg.blocks import Blocks, Neighbours
 from cglb.linalg.cg import Limits, Solution, conjugate_gradients
+from cglb.linalg.krylov import Preconditioner
 from cglb.linalg.nystrom import DEFAULT_JITTER, Nystrom
 from cglb.linalg.operator import STORE_GB, KernelOperator, Operator, StoredOnUse
 from cglb.linalg.preconditioners import OnDemand, Preconditioning
@@ -164,7 +166,17 @@ class System:
     def preconditioner(self) -> OnDemand | None:
         """The preconditioner that CG may build to replace Q̂⁻¹; None if Q̂⁻¹ is good enough."""
         kind = preconditioners.find(self.solver.precondition)
-        return OnDemand(lambda: kind.build(self), kind.patience) if kind.wanted(self) else None
+        if not kind.wanted(self):
+            return None
+        # a cycle would keep a stored K̂ until Python looks for cycles, which may be far too late
+        this = weakref.ref(self)
+
+        def build() -> Preconditioner:
+            system = this()
+            assert system is not None  # who solves with a system holds it
+            return kind.build(system)
+
+        return OnDemand(build, kind.patience)
 
     @cached_property
     def fast(self) -> Operator:

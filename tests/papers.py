@@ -31,7 +31,7 @@ def untimed(metrics):
 def handmade(
     root, one, steps=40, *, bound=-100.0, rmse=0.5, cholesky=True, order=None, budget=None, stage="amgm"
 ):
-    """A run with a history that is easy to reckon with: 2 s a step, a bound that rises by 1."""
+    """A run with a history that is easy to calculate with: 2 s per step, a bound that rises by 1."""
     run = Run(root, one)
     run.register(budget or Budget(steps))
     cg = one.method.kind in ("cglb", "chain", "iterative")

@@ -10,10 +10,10 @@ from cglb.compute.cpu import cholesky
 from cglb.compute.parallel import Threads
 
 RNG = np.random.default_rng(0)
-SIZES = st.integers(1, 40)
+SIZES = st.integers(1, 130)
 
 
-@pytest.fixture(params=[True, False], ids=["blocks", "whole"], autouse=True)
+@pytest.fixture(params=[True, False], ids=["threads", "one thread"], autouse=True)
 def small_blocks(request, monkeypatch):
     for name in ("BLOCK", "LEAF", "PART"):
         monkeypatch.setattr(cholesky, name, 7)

@@ -164,7 +164,7 @@ class InPlaceFactor(eqx.Module):
         inputs: bool = False,
         overwrite: bool = False,
     ) -> Slopes:
-        inverse = (np.asarray(self.U) if overwrite else np.array(self.U)).T
+        inverse = (np.asarray(self.U) if overwrite else np.array(self.U, order="C")).T
         cholesky.inverse(inverse, self.threads)  # its lower triangle
         weights = assemble.Weights(inverse, np.asarray(alpha), float(logdet_bar), float(quadratic_bar))
         kernel_bar, X_bar = assemble.pull_half(self.threads, kernel, X, weights, inputs)

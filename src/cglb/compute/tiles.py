@@ -235,7 +235,7 @@ def _pull_features(
 
 def _diagonal_twice(walk: Walk) -> tuple[np.ndarray, ...]:
     """The parts of a walk with D once more, as the columns of the diagonal tiles: where XLA sees that
-    both blocks of a tile are the same, it makes the tile ten times as slowly."""
+    both blocks of a tile are the same, it takes ten times as long to make the tile."""
     return (*walk.parts, walk.parts[-1])
 
 

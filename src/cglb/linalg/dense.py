@@ -6,6 +6,7 @@ there is one n × n array: 30,000 rows take 7 GB.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from jaxtyping import Array, Float
 
 from cglb.compute.backend import backend_of, few_rows
 from cglb.compute.factors import Factor, Vector
+from cglb.compute.parallel import matrices_of
 from cglb.core.precision import Number, is_traced
 from cglb.kernels.base import Kernel
 from cglb.kernels.rows import RowScaled
@@ -73,17 +75,22 @@ def value_and_gradient(
     """
     if len(X) <= dense_few.MOST_ROWS and not isinstance(gp.kernel, RowScaled) and few_rows(gp, X, y):
         e = np.asarray(y) - np.asarray(gp.mean)
-        quadratic, logdet, slopes = dense_few.value_and_slopes(gp.kernel, gp.noise, X, e)
+        with matrices_of(len(X)):
+            found = dense_few.value_and_slopes(gp.kernel, gp.noise, X, e)
+            quadratic, logdet, slopes = jax.block_until_ready(found)
         _check_factor(logdet, gp, X)
-        gradient = jax.tree.unflatten(jax.tree.structure(gp), jax.tree.leaves(slopes))
-        return float(quadratic), float(logdet), gradient
+        return float(quadratic), float(logdet), _slopes(gp, jax.tree.leaves(slopes))
     found = factor(gp, X, y)
     slopes = found.factor.pull(gp.kernel, X, found.alpha, -0.5, -0.5, overwrite=True)
     leaves = (*jax.tree.leaves(slopes.kernel), slopes.noise, found.alpha.sum())
     if isinstance(gp.kernel, RowScaled):
         leaves = _with_rows(gp, X, y, jnp.asarray(found.alpha), leaves[:-1])
-    # slopes may be negative, which a model made by its constructor may not
-    return found.quadratic, found.logdet, jax.tree.unflatten(jax.tree.structure(gp), leaves)
+    return found.quadratic, found.logdet, _slopes(gp, leaves)
+
+
+def _slopes(gp: GP, leaves: Sequence[Any]) -> GP:
+    """Slopes may be negative, which a model made by its constructor may not."""
+    return jax.tree.unflatten(jax.tree.structure(gp), leaves)
 
 
 @jax.jit

@@ -1,8 +1,8 @@
 """The exact likelihood of few rows, with its gradient, as one compiled program.
 
-For some hundred rows the calls of the parts of `linalg.dense` take longer than their arithmetic. Rows
-that count for nothing fill X up to one of a few sizes, so that these programs serve every n: their part
-of K̂ is the identity, and their residual is 0.
+Up to about a hundred rows the calls of the parts of `linalg.dense` take longer than their arithmetic.
+Rows that count for nothing fill X up to one of a few sizes, so that these programs serve every n: their
+part of K̂ is the identity, and their residual is 0.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class KernelOperator(eqx.Module):
         walk = backend.walk(plan, self.n, self.n)
         columns, noise_columns = _with_noise(self.noise, v, self.X)
         found = tiles.product(plan, self.kernel, self.X, self.X, columns)
-        # a sum per tile, one over tiles and one over parts; the diagonal is added and taken away again
+        # a sum per tile, one over tiles and one over parts; twice as many as there are, to be safe
         terms = 2 * (plan.tile + walk.columns + len(walk.parts[0]))
         return _shaped_like(v, found, noise_columns), terms
 

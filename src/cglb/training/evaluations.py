@@ -66,7 +66,7 @@ class Trials:
     A system can be large: only the best so far and the newest are kept, one of which is accepted.
     """
 
-    _kept: dict[bytes, tuple[float, System | None]] = field(init=False, default_factory=dict)
+    _kept: dict[bytes, tuple[float, System]] = field(init=False, default_factory=dict)
 
     def keep(self, point: Point) -> Point:
         """Keep the system of a point, if it has one, here and no longer in the point."""

@@ -34,6 +34,7 @@ def cholesky(A: np.ndarray, threads: Threads) -> int:
     Returns:
         0, or the number (from 1) of the pivot that is not positive; A is then undefined.
     """
+    _check(A)
     with one_blas_thread():
         return _factor(A, threads)
 
@@ -79,6 +80,7 @@ def solve_upper(L: np.ndarray, B: np.ndarray) -> np.ndarray:
 
 def inverse(L: np.ndarray, threads: Threads) -> None:
     """Replace L [n, n] by the lower triangle of (LLᵀ)⁻¹ = VᵀV, V = L⁻¹: 2n³/3 flops."""
+    _check(L)
     with one_blas_thread():
         _invert_triangle(L, threads)
         _square_triangle(L, threads)
@@ -111,6 +113,12 @@ def _square_triangle(V: np.ndarray, threads: Threads) -> None:
 
 
 # ---- parts, all column-major and in place ----
+
+
+def _check(A: np.ndarray) -> None:
+    """BLAS would read another triangle, or write to memory that is not ours."""
+    if not (A.flags.f_contiguous and A.flags.writeable):
+        raise ValueError("A matrix that is replaced must be column-major and writeable.")
 
 
 def _quarters(A: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -29,8 +29,8 @@ FIGURES = {
 HOW = {
     True: "as `GPRegressor` trains: searches on few rows, then more rows, then all, with logarithms as "
     "free parameters; on many rows `exact` begins where the chain ends",
-    False: "on all rows, everything from 1, with softplus, as in the paper (but for `cglb`'s tolerance of "
-    "CG, and its slopes)",
+    False: "on all rows, everything from 1, with softplus, as in the paper (but for the tolerance of CG "
+    "in `cglb`, and its slopes)",
 }
 
 

@@ -66,10 +66,10 @@ class Kind:
         return {"schedule": Schedule.DIRECT, "transform": SOFTPLUS.name}
 
 
-# The methods of the paper are trained as in the paper, exact and the chain as well as we can. CGLB has the
-# bound of the paper, but CG to 0.1 nats and slopes at its solution: with CG to 1 nat v stays where it is
-# while steps are small, and L-BFGS ends at the best model for that v (on elevators, 100 nats short with
-# 512 points).
+# The methods of the paper are trained as in the paper, exact and the chain as well as we can. CGLB has
+# the bound of the paper, but CG to 0.1 nats and slopes at its solution: with CG to 1 nat v stays where
+# it is while steps are small, and L-BFGS ends at the best model for that v (on elevators, 100 nats short
+# with 512 points).
 KINDS: Mapping[str, Kind] = {
     "exact": Kind(Exact(), progressive=True),
     "sgpr": Kind(SGPR("trace")),

@@ -2,6 +2,7 @@
 
     make peers
     python benchmarks/objective.py --data pol --rows 10000 --inducing 512 --json objective.json
+    OPENBLAS_CORETYPE=SkylakeX python benchmarks/objective.py --sides 'cglb sgpr,GPflow SGPR'
 
 The sides run one after the other, each in a separate process, so that memory is measured separately.
 GPyTorch's value is an estimate; the others must agree or the run fails.
@@ -10,6 +11,7 @@ GPyTorch's value is an estimate; the others must agree or the run fails.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 
@@ -86,7 +88,9 @@ def main() -> None:
             }
             print(f"{peer} takes {time:.1f} times the time and {memory:.1f} times the memory of {ours}")
     settings = {k: v for k, v in vars(options).items() if k not in ("json", "plot")}
-    name = f"objective-{options.data}-{options.inducing}"
+    # which kernels BLAS was told to use, if it was: see docs/performance.md
+    settings["coretype"] = os.environ.get("OPENBLAS_CORETYPE")
+    name = f"objective-{options.data}-{options.inducing}" + ("-wide" if settings["coretype"] else "")
     content = {"settings": settings, "results": results, "ratios": ratios, "machine": machine()}
     write(options.json or RESULTS / f"{name}.json", content)
     title = f"One value and gradient: {options.data}, n = {options.rows}, m = {options.inducing}"

@@ -49,7 +49,7 @@ def speed(results: Results) -> Values:
     scale, product = results["scale"], results["product"]
     (fit,) = (one for name, one in results.items() if name.startswith("fit-"))
     objectives = [one for name, one in results.items() if name.startswith("objective-")]
-    objectives.sort(key=lambda one: one["settings"]["inducing"])
+    objectives.sort(key=lambda one: (bool(one["settings"].get("coretype")), one["settings"]["inducing"]))
     names = {"time in n": "best in n", "memory in n": "memory_gb in n", "time in m": "best in m"}
     sides = list(fit["histories"])
     return {
@@ -137,11 +137,14 @@ def _before(found: Any) -> Values:
 def _objective(found: Any) -> str:
     settings = found["settings"]
     parts = ("time", "first call", "memory")
+    coretype = settings.get("coretype")
+    told = f"OPENBLAS_CORETYPE={coretype} " if coretype else ""
+    wide = ", BLAS with the processor's full width" if coretype else ""
     return "\n\n".join(
         [
-            f"### {settings['data']}, n = {number(settings['rows'], 0)}, m = {settings['inducing']}",
+            f"### {settings['data']}, n = {number(settings['rows'], 0)}, m = {settings['inducing']}{wide}",
             commands(
-                f"python benchmarks/objective.py --inducing {settings['inducing']} \\",
+                f"{told}python benchmarks/objective.py --inducing {settings['inducing']} \\",
                 f"  --sides '{settings['sides']}'",
             ),
             table(

@@ -73,7 +73,8 @@ def value_and_gradient(
     Raises:
         numpy.linalg.LinAlgError: as in `factor`.
     """
-    if len(X) <= dense_few.MOST_ROWS and not isinstance(gp.kernel, RowScaled) and few_rows(gp, X, y):
+    few = len(X) <= dense_few.MOST_ROWS and few_rows(gp.noise, X, y)
+    if few and not isinstance(gp.kernel, RowScaled):
         e = np.asarray(y) - np.asarray(gp.mean)
         with matrices_of(len(X)):
             found = dense_few.value_and_slopes(gp.kernel, gp.noise, X, e)

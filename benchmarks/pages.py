@@ -140,9 +140,10 @@ def _objective(found: Any) -> str:
     coretype = settings.get("coretype")
     told = f"OPENBLAS_CORETYPE={coretype} " if coretype else ""
     wide = ", BLAS with the processor's full width" if coretype else ""
+    n = number(settings["rows"], 0)
     return "\n\n".join(
         [
-            f"### {settings['data']}, n = {number(settings['rows'], 0)}, m = {settings['inducing']}{wide}",
+            f"### {settings['data']}, n = {n}, m = {settings['inducing']}{wide}",
             commands(
                 f"{told}python benchmarks/objective.py --inducing {settings['inducing']} \\",
                 f"  --sides '{settings['sides']}'",

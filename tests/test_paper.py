@@ -75,7 +75,7 @@ def test_a_stage_without_cg_has_no_cg_steps_and_hides_no_others(tmp_path):
     assert figures.Series("", "", [staged, none], {}).cg_steps() == [[[0], [3]]]
 
 
-def test_bounds_on_a_part_of_the_rows_are_not_drawn_beside_those_on_all(tmp_path):
+def test_bounds_on_a_part_of_the_rows_are_not_drawn_with_those_on_all(tmp_path):
     run = Run(tmp_path, Spec("wine", 0, Method.parse("cglb-8")))
     run.register(Budget(2))
     for step, rows in ((1, 10), (2, 10), (3, 100), (4, 100)):

@@ -1,13 +1,14 @@
-"""Specs of the paper's experiments, and mistakes on the command line."""
+"""Specs of the paper's experiments, what they train, and mistakes on the command line."""
 
 import json
 import sys
 
 import pytest
-from papers import command
+from papers import SGPR, command, handmade
 
+import cglb
 from cglb import cli
-from cglb.experiments import spec, table
+from cglb.experiments import execute, spec, table
 from cglb.experiments.spec import Budget, Method, Spec
 
 pytestmark = pytest.mark.usefixtures("no_cache")
@@ -82,7 +83,43 @@ def test_what_does_not_change_the_path_does_not_change_the_name():
     assert names("cglb-8", steps_per_round=7) != names("cglb-8") != names("cglb-8", fraction=0.64)
 
 
+def test_a_setting_that_all_runs_of_a_method_have_is_part_of_the_name(monkeypatch):
+    one = Spec("pol", 0, Method.parse("cglb-8"))
+    before = one.name
+    changed = spec.Kind(cglb.CGLB("amgm", cg_tolerance=0.5))
+    monkeypatch.setattr(spec, "KINDS", {**spec.KINDS, "cglb": changed})
+    assert one.name != before
+
+
 def test_a_spec_comes_back_from_json():
     one = Spec("pol", 3, Method.parse("iterative-lr0.01-floor1e-6"), 0.64, 7, True)
     assert Spec.from_json(json.loads(json.dumps(one.to_json()))) == one
     assert one.name.startswith("pol-split3-iterative-lr0.01-floor1e-06-")
+
+
+def test_only_with_joint_inducing_points_is_cglb_trained_to_the_letter_of_the_paper():
+    method = Method.parse("cglb-8")
+    letter, usual = method.as_trained(True), method.as_trained(False)
+    assert (letter.cg_tolerance, letter.slopes, letter.logdet) == (1.0, "bound", "amgm")
+    assert (usual.cg_tolerance, usual.slopes, usual.logdet) == (0.1, "solution", "amgm")
+    assert letter.cg_max_steps == usual.cg_max_steps == 1000
+    for name in ("sgpr-8", "chain-8", "exact", "iterative"):
+        assert Method.parse(name).as_trained(True) == Method.parse(name).trained
+
+
+def test_a_run_ends_when_twenty_steps_gain_too_little(tmp_path):
+    run = handmade(tmp_path, SGPR, 40)  # which gains 1 nat per step
+    assert not execute._gained_little(run, 0.0, 1000)
+    assert not execute._gained_little(run, 20.0, 1000)
+    assert execute._gained_little(run, 20.1, 1000)
+    assert not execute._gained_little(run, 20.1, 999)  # those steps were on other rows
+    with pytest.raises(ValueError, match="negative, found -1"):
+        Budget(gain=-1)
+
+
+def test_exact_training_on_many_rows_begins_where_the_chain_ends():
+    assert execute._stages(Method("exact"), 500) is None
+    assert execute._stages(Method("chain", 8), 20_000) is None
+    *_, before, last = execute._stages(Method("exact"), 20_000)
+    assert (before.method.logdet, before.rows) == ("chain", None)
+    assert (type(last.method), last.rows, last.start) == (cglb.Exact, None, None)

@@ -105,10 +105,20 @@ def sparse_parts(gp: Any, X: Any, y: Any, m: int, rates: Rates) -> dict[str, Par
 
         return call
 
+    cold = {}
+    for dtype, entry in (("float64", rates.entry), ("float32", rates.rounded)):
+        one = CGLB("amgm", precondition="nystrom", products=dtype)
+        prepared[one] = prepared[bound]
+        first = one.evaluate(prepared[one], one.system(gp, X, Z), y)
+        assert first is not None
+        made = 0.5 * n**2 * (2.0 * rates.entry + rates.slope + (first.products - 2) * entry)
+        name = f"CGLB from v = 0, CG in {dtype}, m = {m} ({first.cg_steps} steps)"
+        cold[name] = evaluate(one), factor + pull + small + made
     return {
         f"Nyström factors, m = {m}": (lambda: nystrom.factor(gp, X, Z).LB, factor + small / 2.0),
         f"SGPR, value and gradient, m = {m}": (evaluate(sgpr), factor + pull + small),
         f"CGLB, value and gradient, m = {m}": (evaluate(bound, near), factor + pull + small + tiles),
+        **cold,
     }
 
 

@@ -62,3 +62,12 @@ def test_a_bad_pivot_is_named(pivot):
     A = np.asfortranarray(np.eye(20))
     A[pivot - 1, pivot - 1] = -1.0
     assert cholesky.cholesky(A, Threads(2)) == pivot
+
+
+@pytest.mark.parametrize("replace", [cholesky.cholesky, cholesky.inverse])
+def test_only_a_column_major_writeable_matrix_is_replaced(replace):
+    fixed = positive(5)
+    fixed.flags.writeable = False
+    for A in (np.ascontiguousarray(positive(5)), fixed):
+        with pytest.raises(ValueError, match="column-major and writeable"):
+            replace(A, Threads(1))

@@ -215,8 +215,7 @@ class Spec:
 
     @property
     def name(self) -> str:
-        """A readable folder name; a short hash of all fields makes it unique."""
-        # settings that every run of a method has are part of what it is, too
+        """A readable folder name; a hash of all fields and of the method's settings makes it unique."""
         settings = repr(self.method.as_trained(self.optimize_inducing))
         fields = json.dumps(self.to_json() | {"settings": settings}, sort_keys=True)
         digest = hashlib.sha256(fields.encode()).hexdigest()

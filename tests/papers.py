@@ -4,8 +4,9 @@ import numpy as np
 from typer.testing import CliRunner
 
 from cglb import cli
+from cglb.experiments.kinds import Method
 from cglb.experiments.runs import Run
-from cglb.experiments.spec import Budget, Method, Spec
+from cglb.experiments.spec import Budget, Spec
 
 STEPS = 6
 DATA = "diabetes"  # ships with scikit-learn: 295 rows for training

@@ -15,7 +15,8 @@ import cglb
 from cglb.core.errors import DatasetError, StoreError
 from cglb.data import datasets
 from cglb.experiments import runs
-from cglb.experiments.spec import Budget, parse_methods, plan
+from cglb.experiments.kinds import parse_methods
+from cglb.experiments.spec import Budget, plan
 from cglb.io import tensorfile
 from cglb.io.lock import exclusive
 from cglb.regressor.file import KIND, VERSION

@@ -17,8 +17,9 @@ from papers import DATA, SGPR, STEPS, command, run_command, untimed
 import cglb
 from cglb.experiments import execute, figures, runs, workers
 from cglb.experiments.execute import Options
+from cglb.experiments.kinds import Method
 from cglb.experiments.runs import Run
-from cglb.experiments.spec import Budget, Method, Spec
+from cglb.experiments.spec import Budget, Spec
 from cglb.training.problem import Problem
 
 pytestmark = pytest.mark.usefixtures("no_cache")
@@ -135,7 +136,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from cglb.experiments import execute, runs
-from cglb.experiments.spec import Budget, Method, Spec
+from cglb.experiments.kinds import Method
+from cglb.experiments.spec import Budget, Spec
 
 execute.CHECKPOINT_SECONDS = {False: 0.0, True: 0.0}
 append = runs.Run.append

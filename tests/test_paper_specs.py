@@ -8,8 +8,9 @@ from papers import SGPR, command, handmade
 
 import cglb
 from cglb import cli
-from cglb.experiments import execute, spec, table
-from cglb.experiments.spec import Budget, Method, Spec
+from cglb.experiments import execute, kinds, spec, table
+from cglb.experiments.kinds import Method
+from cglb.experiments.spec import Budget, Spec
 
 pytestmark = pytest.mark.usefixtures("no_cache")
 
@@ -37,7 +38,7 @@ def test_the_defaults_are_the_papers_protocol():
     assert (one.fraction, one.variant, one.method.noise_floor) == (2 / 3, "", 1e-6)
     assert Budget() == Budget(2000, None)
     assert Method.parse("iterative") == Method("iterative", None, 1e-4, 0.1)
-    assert len(spec.parse_methods("iterative-grid, iterative")) == 4
+    assert len(kinds.parse_methods("iterative-grid, iterative")) == 4
 
 
 def test_the_papers_count_for_protein_is_a_fraction_of_064():
@@ -86,8 +87,8 @@ def test_what_does_not_change_the_path_does_not_change_the_name():
 def test_a_setting_that_all_runs_of_a_method_have_is_part_of_the_name(monkeypatch):
     one = Spec("pol", 0, Method.parse("cglb-8"))
     before = one.name
-    changed = spec.Kind(cglb.CGLB("amgm", cg_tolerance=0.5))
-    monkeypatch.setattr(spec, "KINDS", {**spec.KINDS, "cglb": changed})
+    changed = kinds.Kind(cglb.CGLB("amgm", cg_tolerance=0.5))
+    monkeypatch.setattr(kinds, "KINDS", {**kinds.KINDS, "cglb": changed})
     assert one.name != before
 
 

@@ -9,9 +9,10 @@ import pytest
 from papers import command, handmade
 from rich.console import Console
 
-from cglb.experiments import figures, runs, spec, table, watch
+from cglb.experiments import figures, kinds, runs, spec, table, watch
+from cglb.experiments.kinds import Method
 from cglb.experiments.runs import Run
-from cglb.experiments.spec import Budget, Method, Spec
+from cglb.experiments.spec import Budget, Spec
 
 pytestmark = pytest.mark.usefixtures("no_cache")
 
@@ -86,6 +87,8 @@ def test_the_report_says_what_the_runs_hold_and_a_copy_gives_the_same_one(tmp_pa
         for name, rmse in (("chain-8", 0.05), ("cglb-1024", 0.3 + 0.1 * split)):
             one = Spec("pol", split, Method.parse(name))
             handmade(store, one, bound=split, rmse=rmse, order=order, stage=LAST[name])
+    letter = Spec("pol", 0, Method.parse("cglb-1024"), optimize_inducing=True)
+    handmade(store, letter, bound=7000.0, order={**order, "exact": None}, stage="amgm")
     Run(store, Spec("pol", 3, Method.parse("exact"))).register(Budget(2))  # no result yet
     assert command("report", "--store", store).exit_code == 0
     text = (store / "report" / "results.md").read_text()
@@ -95,11 +98,15 @@ def test_the_report_says_what_the_runs_hold_and_a_copy_gives_the_same_one(tmp_pa
         "| pol | cglb-1024 | 3 | 0 | 1 [0, 2] (7251) | 21 (8694) | 9 | -0.600 [-0.650, -0.550]" in text
     )
     assert "CGLB-4096 in NLPD on 0 of\n1 data sets" in text
-    assert "holds in 6 of 6 runs" in text
+    assert "holds in 7 of 7 runs; the exact value is\nknown in 6." in text
+    assert "| pol | chain-8 | 2 | 1 | 0 |" in text
+    # 7,250.7 in the paper
+    assert "| 7000.0 | -0.500 | 0.5000 | 7020.0 | 7250.7 | -3.5 % |" in text
+    assert text.count("7000") == 1
     assert "![CG steps per evaluation: pol](figures/pol-cg-steps.png)" in text
     assert (store / "report" / "figures" / "pol-cg-steps.png").exists()
 
-    assert "9 finished runs" in command("export", "--store", store, "--output", copy).output
+    assert "10 finished runs" in command("export", "--store", store, "--output", copy).output
     assert command("report", "--store", copy, "--output", tmp_path / "again").exit_code == 0
     assert (tmp_path / "again" / "results.md").read_text() == text
     assert not list(copy.rglob("checkpoint*"))
@@ -112,7 +119,7 @@ def test_the_reference_is_table_1():
     data = table.reference()["table"]["data"]
     assert list(data) == list(spec.PAPER_DATA)
     for name, entry in data.items():
-        assert set(entry["methods"]) == set(spec.PAPER_METHODS)
+        assert set(entry["methods"]) == set(kinds.PAPER_METHODS)
         assert all(
             (row["cholesky"] is None) == (name in ("kin40k", "protein"))
             for row in entry["methods"].values()
@@ -146,7 +153,7 @@ def test_figures_are_drawn_for_what_there_is(tmp_path):
         for number, name in enumerate(methods):
             settings = {"bound": -100 + 9 * number, "rmse": 0.6 - 0.03 * number}
             handmade(tmp_path, Spec("pol", split, Method.parse(name)), **settings)
-        for number, method in enumerate(spec.parse_methods("iterative-grid")):
+        for number, method in enumerate(kinds.parse_methods("iterative-grid")):
             handmade(tmp_path, Spec("pol", split, method), rmse=0.5 + 0.1 * number)
     handmade(tmp_path, Spec("wine", 0, Method.parse("sgpr-8")), cholesky=False)
     Run(tmp_path, Spec("wine", 1, Method.parse("sgpr-8"))).register(Budget())  # no step yet

@@ -26,7 +26,8 @@ from tally import Tally, Violation
 import cglb
 from cglb.core.errors import StoreError
 from cglb.experiments import runs
-from cglb.experiments.spec import Budget, parse_methods, plan
+from cglb.experiments.kinds import parse_methods
+from cglb.experiments.spec import Budget, plan
 from cglb.io import tensorfile
 from cglb.optimisers.base import Ending
 from cglb.regressor import file as models

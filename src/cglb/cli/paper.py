@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cglb.core.cache import use_compilation_cache
 from cglb.data import datasets
-from cglb.experiments import export, figures, report, runs, spec, table
+from cglb.experiments import export, figures, kinds, report, runs, spec, table
 from cglb.experiments.execute import Options, work
 from cglb.experiments.watch import status_table, summary_line, watching
 from cglb.experiments.workers import run_workers
@@ -36,8 +36,8 @@ HERE = Path("paper-runs")
 @paper.command("run")
 def paper_run(
     data: Annotated[str, typer.Option(help="Data sets, with commas.")] = ",".join(spec.PAPER_DATA),
-    methods: Annotated[str, typer.Option(help=f"With commas: {spec.POSSIBLE}.")] = ",".join(
-        spec.PAPER_METHODS
+    methods: Annotated[str, typer.Option(help=f"With commas: {kinds.POSSIBLE}.")] = ",".join(
+        kinds.PAPER_METHODS
     ),
     splits: Annotated[int, typer.Option(help="Number of splits, from 0.")] = spec.PAPER_SPLITS,
     split: Annotated[int | None, typer.Option(help="Only this split.")] = None,
@@ -84,7 +84,7 @@ def paper_run(
     options = Options(spec.Budget(max_steps, max_minutes, gain), evaluate_every, exact_every, cholesky)
     specs = spec.plan(
         spec.parse_data(data),
-        spec.parse_methods(methods),
+        kinds.parse_methods(methods),
         range(splits) if split is None else [split],
         fraction=fraction,
         steps_per_round=steps_per_round,

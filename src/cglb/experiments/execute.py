@@ -15,8 +15,9 @@ from cglb.compute.parallel import one_blas_thread
 from cglb.data import datasets
 from cglb.data.datasets import Split
 from cglb.experiments import machine, score
+from cglb.experiments.kinds import KINDS, Method
 from cglb.experiments.runs import Run, cg_steps, is_complete
-from cglb.experiments.spec import GAIN_STEPS, KINDS, Budget, Method, Spec
+from cglb.experiments.spec import GAIN_STEPS, Budget, Spec
 from cglb.kernels import Matern32
 from cglb.methods import Exact
 from cglb.methods.stages import EXACT_ROWS, Stage, progressive

@@ -12,7 +12,7 @@ import numpy as np
 from cglb import bounds, methods
 from cglb.data import metrics
 from cglb.data.datasets import Split
-from cglb.experiments.spec import Method
+from cglb.experiments.kinds import Method
 from cglb.linalg import inducing
 from cglb.linalg.cg import PREDICTION_NATS
 from cglb.linalg.system import solve

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
+from cglb.experiments.kinds import Manner, Method
 from cglb.experiments.runs import Run
-from cglb.experiments.spec import PAPER_DATA, Method, Spec
+from cglb.experiments.spec import PAPER_DATA, Spec
 from cglb.optimisers.base import Ending
 
 __all__ = [
@@ -55,6 +56,7 @@ class TableRow:
         data: the name of the data set.
         method: the name of the method.
         variant: what differs from the default protocol.
+        manner: how it was trained.
         splits: how many splits are finished.
         converged: how many of them ended by themselves, not at their budget.
         n: training rows.
@@ -72,6 +74,7 @@ class TableRow:
     data: str
     method: str
     variant: str = ""
+    manner: Manner | None = None
     splits: int = 0
     converged: int = 0
     n: int | None = None
@@ -180,6 +183,7 @@ def _row(
         data,
         method,
         variant,
+        group[0][0].manner,
         splits=len(found),
         converged=sum(not Ending(one["stop"]).may_go_on for one in found),
         n=found[0]["n"],

@@ -16,14 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, StrMethodFormatter
 
-from cglb.experiments.runs import Run, cg_steps
-from cglb.experiments.table import row_key
+from cglb.experiments.runs import Run
+from cglb.experiments.series import Series, series_of
 
 __all__ = ["draw"]
 
-COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#8C6D00", "#56B4E9", "#666666")
-LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (3, 1)), (0, (1, 3)))
-MARKERS = ("o", "s", "^", "D", "v", "X", "P", "*")
 CG_TICKS = (0, 1, 3, 10, 30, 100, 300, 1000)
 WHISKERS = (5, 95)
 RC: dict[Any, Any] = {
@@ -32,55 +29,6 @@ RC: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
 }
-
-
-@dataclass(frozen=True)
-class Series:
-    """The runs of one method, one per split, and how every figure draws them.
-
-    Attributes:
-        label: the name in legends.
-        kind: the kind of the method, as in `Method`.
-        runs: one per split.
-        style: colour, line style and marker, as matplotlib's arguments.
-    """
-
-    label: str
-    kind: str
-    runs: list[Run]
-    style: dict[str, Any]
-
-    def scores(self, name: str) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """(step, seconds, value) for each split that has values with this name."""
-        found = []
-        for run in self.runs:
-            # if a step has two scores, the later one belongs to the final metrics
-            rows = {row["step"]: row for row in run.scores() if row.get(name) is not None}
-            if rows:
-                kept = [rows[step] for step in sorted(rows)]
-                columns = ([row[key] for row in kept] for key in ("step", "seconds", name))
-                found.append(tuple(np.array(column, dtype=float) for column in columns))
-        return found
-
-    def history(self, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(step, value) for each split that has values with this name.
-
-        Only steps on all training rows: values on a part of the rows are not comparable.
-        """
-        found = []
-        for run in self.runs:
-            history = run.history()
-            n = max((row["rows"] for row in history), default=0)
-            rows = [row for row in history if row["rows"] == n and row.get(name) is not None]
-            if rows:
-                steps, values = ([row[key] for row in rows] for key in ("step", name))
-                found.append((np.array(steps, dtype=float), np.array(values, dtype=float)))
-        return found
-
-    def cg_steps(self) -> list[list[list[int]]]:
-        """CG steps of every evaluation, by step, for each split with CG; [0] in stages without CG."""
-        splits = ([cg_steps(row) for row in run.history()] for run in self.runs)
-        return [[steps or [0] for steps in found] for found in splits if any(found)]
 
 
 def draw(runs: Iterable[Run], folder: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
@@ -96,7 +44,7 @@ def draw(runs: Iterable[Run], folder: Path, formats: Sequence[str] = ("svg", "pn
     written: list[Path] = []
     with matplotlib.rc_context(RC):
         for data, of_data in by_data.items():
-            series = _series(of_data)
+            series = series_of(of_data)
             grid = [one for one in series if one.kind == "iterative"]
             usual = [one for one in series if not one.label.startswith("iterative-")]
             for name, figure in (
@@ -108,24 +56,6 @@ def draw(runs: Iterable[Run], folder: Path, formats: Sequence[str] = ("svg", "pn
                 if figure is not None:
                     written += _save(figure, folder / f"{data}-{name}", formats)
     return written
-
-
-def _series(runs: list[Run]) -> list[Series]:
-    groups: dict[tuple[str, str, str], list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.spec.group, []).append(run)
-    keys = sorted(groups, key=lambda key: row_key(*key))
-    series = []
-    for number, key in enumerate(keys):
-        _, method, variant = key
-        style = {
-            "color": COLOURS[number % len(COLOURS)],
-            "linestyle": LINES[number % len(LINES)],
-            "marker": MARKERS[number % len(MARKERS)],
-        }
-        label = f"{method} ({variant})" if variant else method
-        series.append(Series(label, groups[key][0].spec.method.kind, groups[key], style))
-    return series
 
 
 def _title(data: str, series: list[Series]) -> str:
@@ -288,20 +218,21 @@ def _bounds(data: str, series: list[Series]) -> Figure | None:
     """The bound over the steps, and the exact log marginal likelihood at the same hyperparameters."""
     figure = Figure(figsize=(7.0, 4.0), layout="constrained")
     axis = figure.subplots()
-    last = []
+    middles, tops = [], []
     for one in series:
         for steps, bound in one.history("bound"):
             axis.plot(steps, bound, lw=1.4, **{**one.style, "marker": None})
-            last.append(bound)
+            middles.append(float(bound[len(bound) // 2]))
+            tops.append(float(bound.max()))
         axis.plot([], [], label=one.label, lw=1.4, ms=5, fillstyle="none", **one.style)
         for steps, _, exact in one.scores("exact_lml"):
             axis.plot(steps, exact, ms=6, fillstyle="none", mew=1.2, **{**one.style, "linestyle": ""})
-            last.append(exact)
-    if not last:
+            tops.append(float(exact.max()))
+    if not middles:
         return None
-    low = min(float(values[len(values) // 4]) for values in last)
-    high = max(float(values.max()) for values in last)
-    axis.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    # from where all lines have half of their steps behind them: the first ones would hide the rest
+    low, high = min(middles), max(tops)
+    axis.set_ylim(low - 0.1 * (high - low), high + 0.05 * (high - low))
     axis.set(xlabel="optimiser step", ylabel="log marginal likelihood [nats]")
     axis.set_title(f"{_title(data, series)}: lines are bounds, open markers exact values (Cholesky)")
     _legend(figure, axis)

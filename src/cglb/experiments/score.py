@@ -5,21 +5,25 @@ Cholesky and the bounds use the learned hyperparameters.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cglb import bounds, methods
+from cglb import bounds
+from cglb.core.precision import float64
 from cglb.data import metrics
 from cglb.data.datasets import Split
 from cglb.experiments.kinds import Method
 from cglb.linalg import inducing
 from cglb.linalg.cg import PREDICTION_NATS
+from cglb.linalg.row_noise import Rows
 from cglb.linalg.system import solve
 from cglb.methods import Exact
 from cglb.model import GP
 from cglb.posteriors import ExactPosterior, variance
 from cglb.posteriors import exact as exact_posterior
+from cglb.training.conditioned import conditioned
 from cglb.training.history import Fit
 
 __all__ = ["at_interval", "final"]
@@ -49,7 +53,7 @@ def final(method: Method, fit: Fit, split: Split, cholesky: bool) -> dict[str, A
         sgpr ≤ cglb ≤ chain ≤ exact at the same hyperparameters, inducing points and v.
     """
     dense_gp = _factored(fit.gp, split) if cholesky or _is_exact(method) else None
-    scores, v = _scores(method, fit, split, dense_gp)
+    scores, trained = _scores(method, fit, split, dense_gp)
     result: dict[str, Any] = {**scores, "cholesky": None}
     if isinstance(dense_gp, ExactPosterior):
         exact = scores
@@ -58,8 +62,8 @@ def final(method: Method, fit: Fit, split: Split, cholesky: bool) -> dict[str, A
         result["cholesky"] = {"lml": float(dense_gp.lml), **exact}
     elif dense_gp is not None:
         result["cholesky"] = {"error": dense_gp}
-    if method.sparse:
-        result["order"] = _order(fit, v, split, dense_gp)
+    if trained is not None and method.sparse:
+        result["order"] = _order(trained, dense_gp)
     return result
 
 
@@ -76,10 +80,23 @@ def _factored(gp: GP, split: Split) -> ExactPosterior | str:
         return str(error)
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """A trained model on rows of a size for which training has compiled programs.
+
+    Attributes:
+        data: the model, X, y and Z there.
+        v: of CG there; None for a method without CG.
+    """
+
+    data: tuple[GP, Any, Any, Any]
+    v: Any
+
+
 def _scores(
     method: Method, fit: Fit, split: Split, dense_gp: ExactPosterior | str | None
-) -> tuple[Scores, Any]:
-    """RMSE, NLPD and coverage of the method's predictions, and v if the method uses CG.
+) -> tuple[Scores, _Trained | None]:
+    """RMSE, NLPD and coverage of the method's predictions, and its model unless it is exact.
 
     The chain uses the local variance, which also conditions on neighbours. It stays accurate at noise
     levels for which M inducing points alone are far too few.
@@ -88,17 +105,20 @@ def _scores(
         if not isinstance(dense_gp, ExactPosterior):
             raise np.linalg.LinAlgError(dense_gp)
         return _exact_scores(dense_gp, split), None
-    Z = fit.Z
-    if Z is None and method.num_inducing is not None:  # in a stage without inducing points
+    if fit.Z is None and method.num_inducing is not None:  # in a stage without inducing points
         Z = inducing.greedy(fit.gp.kernel, split.X_train, method.num_inducing, seed=0)
-    data = (fit.gp, split.X_train, split.y_train, Z)
-    found = methods.condition(method.trained, *data, fit.v)
-    if method.kind == "chain":
-        spread = variance.local(fit.gp, split.X_train, split.X_test, Z)
-    else:
-        spread = found.posterior.variance(split.X_test)
-    scores = _target_scores(fit.gp, split, found.posterior.mean(split.X_test), spread)
-    return scores, None if found.solution is None else found.solution.v
+        fit = replace(fit, Z=Z, system=None)
+    with float64():
+        rows = Rows.of(split.X_train, split.y_train, padded=method.trained.padded)
+        system, found = conditioned(method.trained, fit, rows)
+        data = (system.gp, rows.X, rows.y, rows.at(fit.Z))
+        mean = found.posterior.mean(split.X_test)
+        if method.kind == "chain":
+            spread = variance.local(*data[:2], rows.at(split.X_test), data[3])
+        else:
+            spread = found.posterior.variance(split.X_test)
+        scores = _target_scores(fit.gp, split, mean, spread)
+    return scores, _Trained(data, None if found.solution is None else found.solution.v)
 
 
 def _exact_scores(found: ExactPosterior, split: Split) -> Scores:
@@ -116,13 +136,14 @@ def _target_scores(gp: GP, split: Split, mean: Any, spread: Any) -> Scores:
     }
 
 
-def _order(fit: Fit, v: Any, split: Split, dense_gp: ExactPosterior | str | None) -> dict[str, Any]:
-    data = (fit.gp, split.X_train, split.y_train, fit.Z)
-    if v is None:  # a method without CG
-        v = solve(*data, tolerance=PREDICTION_NATS).v
-    return {
-        "sgpr": float(bounds.sgpr(*data).value),
-        "cglb": float(bounds.cglb(*data, v, logdet="amgm").value),
-        "chain": float(bounds.cglb(*data, v, logdet="chain").value),
-        "exact": float(dense_gp.lml) if isinstance(dense_gp, ExactPosterior) else None,
-    }
+def _order(trained: _Trained, dense_gp: ExactPosterior | str | None) -> dict[str, Any]:
+    data, v = trained.data, trained.v
+    with float64():
+        if v is None:  # a method without CG
+            v = solve(*data, tolerance=PREDICTION_NATS).v
+        return {
+            "sgpr": float(bounds.sgpr(*data).value),
+            "cglb": float(bounds.cglb(*data, v, logdet="amgm").value),
+            "chain": float(bounds.cglb(*data, v, logdet="chain").value),
+            "exact": float(dense_gp.lml) if isinstance(dense_gp, ExactPosterior) else None,
+        }

@@ -32,10 +32,11 @@ from cglb.linalg.row_noise import RowNoise, Rows
 from cglb.methods import Conditioned, Method
 from cglb.regressor import file
 from cglb.regressor.beginning import AUTO, beginning
-from cglb.regressor.fitted import names_of, system_of
+from cglb.regressor.fitted import names_of
 from cglb.regressor.noise import with_noise
 from cglb.regressor.predictions import Predictions
 from cglb.regressor.report import FitReport
+from cglb.training.conditioned import conditioned, system_of
 from cglb.training.free import DEFAULT_FLOOR, Parameters
 from cglb.training.options import ENOUGH
 from cglb.training.trainer import train
@@ -223,10 +224,7 @@ class GPRegressor(RegressorMixin, Predictions):
         )
         with float64():
             rows = Rows.of(X, y, noise, method.padded)
-            system = system_of(method, fit.gp, rows, fit.Z)
-            if fit.system is not None:  # its factors, with the solver for predictions
-                system = fit.system.again(method.solver, fit.system.neighbours)
-            found = method.condition(system, rows.y, rows.start(fit.gp, fit.v))
+            system, found = conditioned(method, fit, rows)
             v = rows.solution(fit.gp, _solution(found))
         parameters = Parameters(start.gp, floor, tuple(self.fixed))
         floors = dict(zip(parameters.names, parameters.floors.tolist(), strict=True))

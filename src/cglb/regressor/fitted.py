@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -27,9 +26,10 @@ from cglb.model import GP
 from cglb.posteriors.cholesky import ExactPosterior, exact_at
 from cglb.posteriors.local import Local
 from cglb.regressor.report import FitReport
+from cglb.training.conditioned import system_of
 from cglb.training.history import HistoryRow
 
-__all__ = ["Fitted", "names_of", "system_of"]
+__all__ = ["Fitted", "names_of"]
 
 CERTIFICATE_GB = 4.0
 # arguments that decide what a fit finds; the others say how it is computed
@@ -237,9 +237,3 @@ def names_of(estimator: Any, d: int) -> list[str]:
     if estimator.encoding_ is not None:
         return estimator.encoding_.features
     return [str(name) for name in getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(d)])]
-
-
-def system_of(method: Method, gp: GP, rows: Rows, Z: np.ndarray | None) -> System:
-    """K̂ of a trained model, in the float64 scope."""
-    model = jax.tree.map(jnp.asarray, gp)
-    return method.system(rows.model(model), rows.X, None if Z is None else rows.at(jnp.asarray(Z)))

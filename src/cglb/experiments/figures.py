@@ -154,8 +154,9 @@ def _cg_steps(data: str, series: list[Series]) -> Figure | None:
         count = max(map(len, found))
         padded = np.full((len(found), count), np.nan)
         for row, values in zip(padded, found, strict=True):
-            row[: len(values)] = [np.mean(of_step) for of_step in values]
-        steps, mean = np.arange(1, count + 1), np.nanmean(padded, axis=0)
+            row[: len(values)] = [np.mean(of_step) if of_step else np.nan for of_step in values]
+        with_cg = ~np.isnan(padded).all(axis=0)
+        steps, mean = 1 + np.flatnonzero(with_cg), np.nanmean(padded[:, with_cg], axis=0)
         style = {**one.style, "marker": None}
         axis.plot(steps, mean, lw=0.7, alpha=0.35, color=one.style["color"])
         axis.plot(steps, _smooth(mean), lw=1.6, **style)

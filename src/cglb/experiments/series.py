@@ -65,9 +65,9 @@ class Series:
         return found
 
     def cg_steps(self) -> list[list[list[int]]]:
-        """CG steps of every evaluation, by step, for each split with CG; [0] in stages without CG."""
+        """CG steps of every evaluation, by step, for each split with CG; [] in stages without CG."""
         splits = ([cg_steps(row) for row in run.history()] for run in self.runs)
-        return [[steps or [0] for steps in found] for found in splits if any(found)]
+        return [found for found in splits if any(found)]
 
 
 def series_of(runs: list[Run]) -> list[Series]:

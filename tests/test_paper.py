@@ -67,13 +67,13 @@ def test_nothing_in_the_results_names_a_place(store):
         assert str(Path.home()) not in text
 
 
-def test_a_stage_without_cg_has_no_cg_steps_and_hides_no_others(tmp_path):
+def test_a_stage_without_cg_counts_no_evaluation_and_hides_no_others(tmp_path):
     staged, none = (Run(tmp_path, Spec("wine", 0, Method.parse(name))) for name in ("cglb-8", "sgpr-8"))
     for run, last in ((staged, 3), (none, None)):
         run.register(Budget(2))
         for step, steps in ((1, None), (2, last)):
             run.append("history", {"step": step, "cg_steps": steps})
-    assert figures.Series("", "", [staged, none], {}).cg_steps() == [[[0], [3]]]
+    assert figures.Series("", "", [staged, none], {}).cg_steps() == [[[], [3]]]
 
 
 def test_bounds_on_a_part_of_the_rows_are_not_drawn_with_those_on_all(tmp_path):

@@ -21,6 +21,8 @@ __all__ = ["text", "write"]
 # the paper's best rows, with which ours are compared
 PUBLISHED = "cglb-4096"
 FIGURES_FOLDER = "figures"
+# values of a method, with their decimals
+SCORES = (("lml", 1), ("nlpd", 3), ("rmse", 4))
 FIGURES = {
     "rmse-nlpd": "Test RMSE and NLPD against training time",
     "cg-steps": "CG steps per evaluation",
@@ -75,13 +77,14 @@ def _lines(found: Table, pictures: Container[str]) -> Iterator[str]:
         if names:
             yield f"- {', '.join(sorted(names))}: {words}."
     yield ""
-    yield from _table1([row for row in rows if row.manner is not Manner.LETTER])
     letter = [row for row in rows if row.manner is Manner.LETTER]
+    others = [row for row in rows if row.manner is not Manner.LETTER]
+    yield from _table1(others)
     if letter:
         yield from _letter(letter)
     yield "## Compared with the paper"
     yield ""
-    yield from _compared([row for row in rows if row.manner is not Manner.LETTER])
+    yield from _compared(others)
     yield ""
     yield from _order(found.order)
     for data in dict.fromkeys(row.data for row in rows):
@@ -251,9 +254,6 @@ def _compared(rows: list[TableRow]) -> Iterator[str]:
         names = ["LML", "NLPD", "RMSE"]
         header = ["data", "method", *names, *(f"{name}, Cholesky" for name in names)]
         yield from markdown(header, lines, left=2)
-
-
-SCORES = (("lml", 1), ("nlpd", 3), ("rmse", 4))
 
 
 def _minus(ours: Any, theirs: Any, name: str, decimals: int) -> str:
